@@ -1,0 +1,40 @@
+# make demo | test | lint | bench | clean: every target makes .venv on first use and reuses it after that.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+.PHONY: demo test lint format clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    hash, attend and print a table"
+	@echo "make test    all tests, in parallel"
+	@echo "make lint    ruff, pyright and import-linter"
+	@echo "make format  rewrite the sources in the project's style"
+	@echo "make clean   remove .venv and caches"
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[cli,dev]"
+	touch $@
+
+demo: $(READY)
+	@$(BIN)/annattn demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -n auto $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/pyright
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
