@@ -1,3 +1,36 @@
 """Fast attention by nearest-neighbour hashing, and its equivalence with massively parallel computation."""
 
+from annattn import attention, errors, kernels, lsh
+from annattn.attention import (
+    AnnaReport,
+    Plan,
+    anna_attention,
+    check_anna,
+    exact_match_attention,
+    latest_match_attention,
+    low_rank_attention,
+    plan,
+    reformer_attention,
+    softmax_attention,
+)
+from annattn.cache import BucketCache
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "AnnaReport",
+    "BucketCache",
+    "Plan",
+    "anna_attention",
+    "attention",
+    "check_anna",
+    "errors",
+    "exact_match_attention",
+    "kernels",
+    "latest_match_attention",
+    "low_rank_attention",
+    "lsh",
+    "plan",
+    "reformer_attention",
+    "softmax_attention",
+]

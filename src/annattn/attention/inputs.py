@@ -1,0 +1,104 @@
+"""What every mechanism checks of its inputs, and how heads are laid out for the kernels."""
+
+import torch
+from torch import Tensor
+
+from annattn.errors import InputError
+from annattn.lsh import Hasher
+
+__all__ = ["accumulator", "check_hasher", "check_inputs", "check_mask", "grouped", "meets_flagged", "ungrouped"]
+
+_LAYOUT = "(batch, heads, n, dim)"
+
+
+def check_inputs(query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None) -> None:
+    """Raise InputError unless shapes, dtypes and devices fit together."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.ndim != 4:
+            raise InputError(
+                name,
+                given=f"{tensor.ndim} axes, shape {tuple(tensor.shape)}",
+                expected=f"4 axes {_LAYOUT}",
+                hint="add the missing axes with tensor[None] or unflatten the heads",
+            )
+        if tensor.device != query.device:
+            raise InputError(name, given=f"device {tensor.device}", expected=f"the query's device {query.device}")
+    if not value.is_floating_point():
+        raise InputError("value", given=value.dtype, expected="a floating-point dtype", hint="call value.float()")
+    if query.shape[0] != key.shape[0]:
+        raise InputError("key batch", given=key.shape[0], expected=f"the query's {query.shape[0]}")
+    if query.shape[3] != key.shape[3]:
+        raise InputError("key dim", given=key.shape[3], expected=f"the query's {query.shape[3]}")
+    if key.shape[:3] != value.shape[:3]:
+        raise InputError(
+            "value",
+            given=f"(batch, heads, n) = {tuple(value.shape[:3])}",
+            expected=f"the key's {tuple(key.shape[:3])}",
+            hint="every key needs one value; only their last axes may differ",
+        )
+    if query.shape[1] != key.shape[1] and (key.shape[1] == 0 or query.shape[1] % key.shape[1]):
+        raise InputError(
+            "query heads",
+            given=query.shape[1],
+            expected=f"a multiple of the {key.shape[1]} key heads",
+            hint="grouped-query attention shares each key head among equally many query heads",
+        )
+    check_mask(key, key_mask)
+
+
+def check_mask(key: Tensor, key_mask: Tensor | None) -> None:
+    """Raise InputError unless the mask is a bool for every key of every batch row."""
+    if key_mask is None:
+        return
+    if key_mask.dtype != torch.bool:
+        raise InputError(
+            "key_mask", given=key_mask.dtype, expected="torch.bool, True = take part", hint="call key_mask.bool()"
+        )
+    wanted = (key.shape[0], key.shape[2])
+    if tuple(key_mask.shape) != wanted:
+        raise InputError("key_mask", given=f"shape {tuple(key_mask.shape)}", expected=f"(batch, n_keys) = {wanted}")
+
+
+def check_hasher(hasher: Hasher, rows: Tensor) -> None:
+    """Raise InputError unless this hasher can hash these rows."""
+    if not isinstance(hasher, Hasher):
+        raise InputError(
+            "hasher",
+            given=type(hasher).__name__,
+            expected="a Hasher",
+            hint="draw one: aa.lsh.Hyperplane(dim).sample(tables=8, hashes=8, seed=0)",
+        )
+    if hasher.dim != rows.shape[-1]:
+        raise InputError(
+            "hasher",
+            given=f"one made for dim {hasher.dim}",
+            expected=f"one for the query's dim {rows.shape[-1]}",
+            hint=f"draw it from a family of dim {rows.shape[-1]}",
+        )
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype sums are kept in: half precision adds up in float32."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def grouped(x: Tensor, key_heads: int) -> Tensor:
+    """(batch, heads, n, …) to (batch · key heads, share, n, …), as the kernels want it."""
+    batch, heads, *rest = x.shape
+    share = heads // key_heads if key_heads else 0
+    return x.reshape(batch * key_heads, share, *rest)
+
+
+def ungrouped(x: Tensor, batch: int) -> Tensor:
+    """The inverse of `grouped`."""
+    return x.reshape(batch, x.shape[0] * x.shape[1] // batch if batch else 0, *x.shape[2:])
+
+
+def meets_flagged(flagged: Tensor, n_queries: int, *, is_causal: bool) -> Tensor:
+    """Which queries may see some flagged key: (batch, key heads, n_keys) to (batch, key heads, n_queries)."""
+    n_keys = flagged.shape[-1]
+    if n_keys == 0 or not is_causal:
+        return flagged.any(-1, keepdim=True).expand(*flagged.shape[:-1], n_queries)
+    so_far = flagged.int().cummax(-1).values.bool()
+    horizon = torch.arange(n_queries, device=flagged.device) + (n_keys - n_queries)
+    return so_far[..., horizon.clamp(min=0)] & (horizon >= 0)

@@ -1,0 +1,142 @@
+"""Bucket primitives in plain torch: any device, and the truth for the other backends.
+
+Codes are (groups, share, n, tables): a group is one key head of one batch row, `share` the query heads it serves.
+A row whose code is `NO_BUCKET` meets nothing. Values are accumulated in the dtype they come in.
+"""
+
+import torch
+from torch import Tensor
+
+from annattn.lsh import NO_BUCKET
+
+__all__ = ["collect", "latest", "unsupported_reasons"]
+
+_BLOCK = 128  # targets of a causal block: pairs inside it are compared one by one, earlier ones read from the tables
+
+
+def unsupported_reasons(value: Tensor) -> list[str]:
+    """Why this backend cannot run: never."""
+    return []
+
+
+def collect(
+    target_codes: Tensor, source_codes: Tensor, value: Tensor, order: int, buckets: int, one_table_at_a_time: bool
+) -> tuple[Tensor, Tensor]:
+    """Σ_j c_ij v_j and Σ_j c_ij over the sources j that target i may see, c_ij = number of tables they share.
+
+    order 0: a target sees every source. +1: target i sees source j when j is at least as far from the last source as
+    i is from the last target (causal attention). -1: the mirrored relation (its transpose, for the backward pass).
+    """
+    offset = source_codes.shape[2] - target_codes.shape[2] if order > 0 else 0 if order < 0 else None
+    if order < 0:  # mirrored, a target sees the sources up to its own place, counted from the start
+        target_codes, source_codes, value = target_codes.flip(2), source_codes.flip(2), value.flip(2)
+    total = value.new_zeros(*target_codes.shape[:3], value.shape[-1])
+    count = torch.zeros(target_codes.shape[:3], dtype=torch.int64, device=value.device)
+    if target_codes.numel() and source_codes.numel():
+        tables = range(target_codes.shape[-1])
+        for chosen in [[table] for table in tables] if one_table_at_a_time else [list(tables)]:
+            targets, sources, size = _slots(target_codes[..., chosen], source_codes[..., chosen], buckets)
+            if offset is None:
+                _collect_all(targets, sources, value, size, total, count)
+            else:
+                _collect_causal(targets, sources, value, size, offset, total, count)
+    return (total.flip(2), count.flip(2)) if order < 0 else (total, count)
+
+
+def latest(target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
+    """Per table the position of the newest source in the target's bucket that a causal target sees, or -1."""
+    n, m = target_codes.shape[2], source_codes.shape[2]
+    found = torch.full(target_codes.shape, -1, dtype=torch.int64, device=target_codes.device)
+    if found.numel() == 0 or source_codes.numel() == 0:
+        return found
+    targets, sources, _ = _slots(target_codes, source_codes, buckets)
+    # Sources in order of (slot, position); the one wanted is the last not after (slot of the target, its horizon).
+    position = torch.arange(m, device=found.device)[:, None]
+    horizon = torch.arange(n, device=found.device)[:, None] + (m - n)
+    ranked = (sources * (m + 1) + position).flatten().sort().values
+    wanted = targets * (m + 1) + horizon.clamp(min=-1)
+    at = torch.searchsorted(ranked, wanted.flatten(), right=True) - 1
+    candidate = ranked[at.clamp(min=0)].reshape(wanted.shape)
+    hit = (at >= 0).reshape(wanted.shape) & (candidate // (m + 1) == targets) & (horizon >= 0)
+    return torch.where(hit, candidate % (m + 1), found)
+
+
+def _slots(target_codes: Tensor, source_codes: Tensor, buckets: int) -> tuple[Tensor, Tensor, int]:
+    """Number the buckets of all groups and tables from 0; also how many slots that takes.
+
+    Two slots at the end are for rows without a bucket: sources fall into the first, targets read the second.
+    """
+    groups, _, _, tables = target_codes.shape
+    rows = target_codes.shape[:3].numel() + source_codes.shape[:3].numel()
+    home = torch.arange(groups * tables, device=target_codes.device).reshape(groups, 1, 1, tables)
+    if 0 < groups * buckets <= 4 * rows:
+        targets, sources, size = target_codes + home * buckets, source_codes + home * buckets, groups * tables * buckets
+    else:
+        flat = torch.cat([target_codes.flatten(), source_codes.flatten()])
+        named, rank = torch.unique(flat, return_inverse=True)
+        split = target_codes.numel()
+        of_target = rank[:split].reshape(target_codes.shape) + home * len(named)
+        of_source = rank[split:].reshape(source_codes.shape) + home * len(named)
+        named, slot = torch.unique(torch.cat([of_target.flatten(), of_source.flatten()]), return_inverse=True)
+        targets, sources = slot[:split].reshape(target_codes.shape), slot[split:].reshape(source_codes.shape)
+        size = len(named)
+    targets = torch.where(target_codes == NO_BUCKET, size + 1, targets)
+    sources = torch.where(source_codes == NO_BUCKET, size, sources)
+    return targets, sources, size + 2
+
+
+def _collect_all(targets: Tensor, sources: Tensor, value: Tensor, size: int, total: Tensor, count: Tensor) -> None:
+    table, tally = _fill(value.new_zeros(size, value.shape[-1]), _tally(size, value), sources, value)
+    for slots in targets.unbind(-1):
+        total += table[slots]
+        count += tally[slots]
+
+
+def _collect_causal(
+    targets: Tensor, sources: Tensor, value: Tensor, size: int, offset: int, total: Tensor, count: Tensor
+) -> None:
+    n, m = targets.shape[2], sources.shape[2]
+    table, tally = value.new_zeros(size, value.shape[-1]), _tally(size, value)
+    filled = 0
+    for first in range(0, n, _BLOCK):
+        last = min(first + _BLOCK, n)
+        # Sources before `seen` are seen by the whole block, those before `end` by its last target.
+        seen, end = (min(max(edge + offset, 0), m) for edge in (first, last))
+        _fill(table, tally, sources[:, :, filled:seen], value[:, :, filled:seen])
+        filled = seen
+        block = slice(first, last)
+        for slots in targets[:, :, block].unbind(-1):
+            total[:, :, block] += table[slots]
+            count[:, :, block] += tally[slots]
+        if end > seen:
+            i = torch.arange(first, last, device=value.device)[:, None]
+            j = torch.arange(seen, end, device=value.device)
+            near = sources[:, None, :, None, seen:end]
+            # (groups, share of targets, share of sources, i, j): pairs of spare slots never match, as they differ.
+            shared = (targets[:, :, None, block, None] == near).sum(-1) * (j <= i + offset)
+            count[:, :, block] += shared.sum((2, 4))
+            total[:, :, block] += _weighted(shared, value[:, None, :, seen:end]).sum(2)
+
+
+def _weighted(shared: Tensor, value: Tensor) -> Tensor:
+    """Shared @ value, but a value that is not shared takes no part even if it is NaN or infinite."""
+    clean = torch.isfinite(value).all(-1, keepdim=True)
+    result = shared.to(value.dtype) @ torch.where(clean, value, 0)
+    if bool(clean.all()):
+        return result
+    spoiled = torch.where(shared[..., None] > 0, shared[..., None] * value[..., None, :, :], 0).sum(-2)
+    touched = ((shared > 0) & ~clean.squeeze(-1)[..., None, :]).any(-1, keepdim=True)
+    return torch.where(touched, spoiled, result)
+
+
+def _tally(size: int, value: Tensor) -> Tensor:
+    return torch.zeros(size, dtype=torch.int64, device=value.device)
+
+
+def _fill(table: Tensor, tally: Tensor, sources: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    rows = value.flatten(0, 2)
+    for slots in sources.unbind(-1):
+        flat = slots.flatten()
+        table.index_add_(0, flat, rows)
+        tally.index_add_(0, flat, torch.ones_like(flat))
+    return table, tally

@@ -1,0 +1,136 @@
+"""What a hash family is: Definition "Locality Sensitive Hashing" as an interface."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from annattn.errors import InputError
+from annattn.lsh.hasher import Hasher
+
+__all__ = ["HashFamily", "Sensitivity", "require_count", "unit_angle"]
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """The family is (r, cr, p1, p2)-sensitive, with quality ρ = log(1/p1) / log(1/p2).
+
+    >>> Sensitivity(radius=0.5, far=1.0, p1=0.5, p2=0.25).quality
+    0.5
+    """
+
+    radius: float
+    far: float
+    p1: float
+    p2: float
+
+    @property
+    def quality(self) -> float:
+        """The paper's ρ: 0 when near pairs always or far pairs never collide, 1 when both collide alike."""
+        if self.p1 >= 1 or self.p2 <= 0:
+            return 0.0
+        if self.p1 <= 0 or self.p2 >= 1:
+            return math.inf
+        return math.log(self.p1) / math.log(self.p2)
+
+
+@dataclass(frozen=True)
+class HashFamily(ABC):
+    """A distribution ℋ over hash functions h: ℝ^dim → U; `sample` draws the ℓ·z functions of a `Hasher`."""
+
+    dim: int
+
+    def __post_init__(self) -> None:
+        require_count("dim", self.dim)
+
+    @property
+    @abstractmethod
+    def values(self) -> int | None:
+        """How many values one hash function takes, |U|; None when there is no bound."""
+
+    @property
+    def digits_per_hash(self) -> int:
+        """How many integers write down one hash value."""
+        return 1
+
+    @abstractmethod
+    def collision_probability(self, distance: float) -> float:
+        """Pr[h(x) = h(y)] over one hash function for x, y at this Euclidean distance."""
+
+    @abstractmethod
+    def draw(self, random: np.random.RandomState, functions: int) -> tuple[np.ndarray, ...]:
+        """Parameters of this many independent hash functions, the functions along the first axis."""
+
+    @abstractmethod
+    def evaluate(self, parameters: tuple[Tensor, ...], rows: Tensor) -> Tensor:
+        """Hash values of `rows` (n, dim) as int64 digits (n, functions · digits_per_hash)."""
+
+    def hashable(self, rows: Tensor) -> Tensor:
+        """Which of `rows` (n, dim) have a bucket: those without NaN or infinity."""
+        return torch.isfinite(rows).all(-1)
+
+    def accepts(self, dtype: torch.dtype) -> bool:
+        """Whether rows of this dtype can be hashed."""
+        return dtype.is_floating_point
+
+    def sensitivity(self, radius: float, approximation: float) -> Sensitivity:
+        """The (r, cr, p1, p2) of the paper's definition at this radius r and approximation factor c.
+
+        >>> import annattn as aa
+        >>> aa.lsh.Hyperplane(8).sensitivity(radius=0.1, approximation=10).p2
+        0.666...
+        """
+        if not radius >= 0:
+            raise InputError("radius", given=radius, expected="a number of at least 0")
+        if not approximation > 1:
+            raise InputError("approximation", given=approximation, expected="a factor c greater than 1")
+        far = radius * approximation
+        return Sensitivity(radius, far, self.collision_probability(radius), self.collision_probability(far))
+
+    def quality(self, radius: float, approximation: float) -> float:
+        """The paper's ρ = log(1/p1) / log(1/p2) at this radius and approximation factor.
+
+        >>> import annattn as aa
+        >>> round(aa.lsh.Euclidean(8, width=4.0).quality(radius=1.0, approximation=2.0), 3)
+        0.449
+        """
+        return self.sensitivity(radius, approximation).quality
+
+    def sample(self, *, tables: int, hashes: int, seed: int = 0) -> Hasher:
+        """Draw g_1 … g_ℓ, each the concatenation of z functions of the family; the seed decides everything.
+
+        >>> import annattn as aa
+        >>> hasher = aa.lsh.Hyperplane(4).sample(tables=2, hashes=3, seed=0)
+        >>> hasher(torch.ones(5, 4)).shape
+        torch.Size([5, 2])
+        """
+        require_count("tables", tables)
+        require_count("hashes", hashes)
+        if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
+            raise InputError("seed", given=repr(seed), expected="an integer of at least 0")
+        # RandomState, unlike Generator, promises the same stream in every NumPy release.
+        bits = np.random.MT19937(np.random.SeedSequence(int(seed)))
+        random = np.random.RandomState(bits)
+        drawn = self.draw(random, tables * hashes)
+        parameters = tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in drawn)
+        return Hasher(self, int(tables), int(hashes), int(seed), parameters)
+
+
+def require_count(name: str, value: object) -> None:
+    """Raise unless `value` is an integer of at least 1."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+        raise InputError(name, given=repr(value), expected="an integer of at least 1")
+
+
+def unit_angle(distance: float) -> float:
+    """The angle between two unit vectors at this Euclidean distance; beyond 2 there are none, so 2 stands for all.
+
+    >>> unit_angle(2.0) == math.pi == unit_angle(3.0)
+    True
+    """
+    if not distance >= 0:
+        raise InputError("distance", given=distance, expected="a number of at least 0")
+    return 2 * math.asin(min(distance, 2.0) / 2)

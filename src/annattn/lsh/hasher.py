@@ -1,0 +1,191 @@
+"""The ℓ drawn hash functions g_1 … g_ℓ, and how z hash values become one integer code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor
+
+from annattn.errors import InputError, WideCodeError
+
+if TYPE_CHECKING:
+    from annattn.lsh.family import HashFamily
+
+__all__ = ["CODE_BITS", "NO_BUCKET", "Hasher", "compact_rows"]
+
+CODE_BITS = 63
+NO_BUCKET = -1
+_BLOCK = 16_384  # rows hashed at a time, so that the float64 projections stay in a cache
+
+
+@dataclass(frozen=True)
+class Hasher:
+    """g_1 … g_ℓ: maps rows to one bucket code a table; equal codes in table u mean the same bucket.
+
+    Frozen, picklable, and a function of (family, tables, hashes, seed) alone. A row that holds NaN or infinity has
+    no bucket and gets the code `NO_BUCKET` (-1) in every table.
+
+    The hash values are those of float64 arithmetic on the given numbers, whatever their dtype: half precision
+    hashes as float32 does on the rounded values, and neither the batch a row comes in nor the number of threads
+    moves a row across a boundary.
+
+    >>> import annattn as aa
+    >>> hasher = aa.lsh.Hyperplane(4).sample(tables=8, hashes=8, seed=0)
+    >>> x = torch.tensor([[1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]])
+    >>> bool((hasher(x)[0] == hasher(x)[1]).all())
+    True
+    """
+
+    family: HashFamily
+    tables: int
+    hashes: int
+    seed: int
+    parameters: tuple[Tensor, ...] = field(repr=False, compare=False)
+
+    @property
+    def dim(self) -> int:
+        """Length of the rows it hashes."""
+        return self.family.dim
+
+    @property
+    def buckets(self) -> int | None:
+        """Codes are below this number; None when the hash values do not fit a code of 63 bits.
+
+        >>> import annattn as aa
+        >>> aa.lsh.Hyperplane(4).sample(tables=8, hashes=8).buckets
+        256
+        """
+        values = self.family.values
+        if values is None or values**self.hashes > 2**CODE_BITS:
+            return None
+        return values**self.hashes
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters live, and so where it hashes."""
+        return self.parameters[0].device if self.parameters else torch.device("cpu")
+
+    def to(self, device: torch.device | str) -> Hasher:
+        """The same hash functions on another device.
+
+        >>> import annattn as aa
+        >>> hasher = aa.lsh.Hyperplane(4).sample(tables=2, hashes=2)
+        >>> hasher.to("cpu") == hasher
+        True
+        """
+        return replace(self, parameters=tuple(parameter.to(device) for parameter in self.parameters))
+
+    def __call__(self, x: Shaped[Tensor, "... n dim"]) -> Int[Tensor, "... n tables"]:
+        """Codes that mean the same in every call and every process.
+
+        Raises WideCodeError when the z values of some row do not fit 63 bits; `together` has no such limit.
+        """
+        self._check(x)
+        codes, wide = self._packed(x)
+        if wide:
+            raise WideCodeError(
+                "hash codes",
+                given=f"tuples of {self.hashes} values of {self.family} that do not fit {CODE_BITS} bits",
+                expected="tuples that can be packed into one code",
+                hint="use fewer hashes, or hasher.together(query, key), which numbers the tuples that occur",
+            )
+        return codes
+
+    def together(self, *inputs: Shaped[Tensor, "... n dim"]) -> tuple[Int[Tensor, "... n tables"], ...]:
+        """Codes that can be compared among these inputs: the packed ones, or exact numbers of the tuples that occur.
+
+        >>> import annattn as aa
+        >>> wide = aa.lsh.Hyperplane(4).sample(tables=2, hashes=100)
+        >>> q, k = wide.together(torch.ones(3, 4), torch.ones(5, 4))
+        >>> bool((q[0] == k).all())
+        True
+        """
+        for x in inputs:
+            self._check(x)
+        packed = []
+        for x in inputs:
+            codes, wide = self._packed(x)
+            if wide:
+                return self._compacted(inputs)
+            packed.append(codes)
+        return tuple(packed)
+
+    def digits(self, x: Shaped[Tensor, "... n dim"]) -> Int[Tensor, "... n tables digits"]:
+        """The tuples g_u(x) themselves, unpacked; of rows without a bucket they mean nothing (see `hashable`).
+
+        >>> import annattn as aa
+        >>> aa.lsh.Hyperplane(4).sample(tables=2, hashes=3).digits(torch.zeros(1, 4)).tolist()
+        [[[1, 1, 1], [1, 1, 1]]]
+        """
+        self._check(x)
+        flat = self.family.evaluate(self.parameters, x.reshape(-1, self.dim))
+        return flat.reshape(*x.shape[:-1], self.tables, self.hashes * self.family.digits_per_hash)
+
+    def hashable(self, x: Shaped[Tensor, "... n dim"]) -> Tensor:
+        """Which rows have a bucket.
+
+        >>> import annattn as aa
+        >>> aa.lsh.Hyperplane(1).sample(tables=2, hashes=3).hashable(torch.tensor([[1.0], [torch.nan]])).tolist()
+        [True, False]
+        """
+        return self.family.hashable(x)
+
+    def _check(self, x: Tensor) -> None:
+        if x.ndim < 2 or x.shape[-1] != self.dim:
+            raise InputError(
+                "rows to hash",
+                given=f"shape {tuple(x.shape)}",
+                expected=f"(..., n, {self.dim})",
+                hint=f"this hasher was drawn from {self.family}",
+            )
+        if not self.family.accepts(x.dtype):
+            raise InputError("rows to hash", given=x.dtype, expected="a floating-point dtype", hint="call .float()")
+
+    def _packed(self, x: Tensor) -> tuple[Tensor, bool]:
+        """Packed codes, and whether some tuple did not fit (the codes then mean nothing)."""
+        base = self._base()
+        if base is None:
+            return x.new_empty(*x.shape[:-1], self.tables, dtype=torch.int64), True
+        rows = x.reshape(-1, self.dim)
+        weights = torch.tensor([base**place for place in range(self.hashes)], device=x.device)
+        codes, wide = [], False
+        for block in rows.split(_BLOCK) if len(rows) else [rows]:
+            digits = self.family.evaluate(self.parameters, block).reshape(-1, self.tables, self.hashes)
+            hashable = self.family.hashable(block)
+            if self.family.values is None:
+                digits = digits + base // 2
+                outside = ((digits < 0) | (digits >= base)).flatten(1).any(-1)
+                wide = wide or bool((outside & hashable).any())
+            codes.append(torch.where(hashable[:, None], (digits * weights).sum(-1), NO_BUCKET))
+        return torch.cat(codes).reshape(*x.shape[:-1], self.tables), wide
+
+    def _base(self) -> int | None:
+        """The number system of packed codes; for unbounded values, as many a hash as 63 bits leave room for."""
+        if self.family.digits_per_hash > 1:
+            return None
+        if self.family.values is None:
+            bits = CODE_BITS // self.hashes
+            return 2**bits if bits else None
+        return self.family.values if self.buckets is not None else None
+
+    def _compacted(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        digits = torch.cat([self.digits(x).flatten(0, -3) for x in inputs])
+        codes = torch.stack([compact_rows(digits[:, table]) for table in range(self.tables)], dim=-1)
+        hashable = torch.cat([self.family.hashable(x).flatten() for x in inputs])
+        codes = torch.where(hashable[:, None], codes, NO_BUCKET)
+        parts = codes.split([x.shape[:-1].numel() for x in inputs])
+        return tuple(part.reshape(*x.shape[:-1], self.tables) for part, x in zip(parts, inputs, strict=True))
+
+
+def compact_rows(rows: Int[Tensor, "n width"]) -> Int[Tensor, " n"]:
+    """Number the distinct rows from 0 in lexicographic order: equal rows, and only those, get equal numbers.
+
+    >>> compact_rows(torch.tensor([[5, 1], [2, 9], [5, 1]])).tolist()
+    [1, 0, 1]
+    """
+    if rows.numel() == 0:
+        return torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+    return torch.unique(rows, dim=0, return_inverse=True)[1]

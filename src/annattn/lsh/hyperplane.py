@@ -1,0 +1,45 @@
+"""Random hyperplanes (Charikar 2002): the sign of a random projection."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from annattn.lsh.family import HashFamily, unit_angle
+
+__all__ = ["Hyperplane"]
+
+
+@dataclass(frozen=True)
+class Hyperplane(HashFamily):
+    """h(x) = [a·x ≥ 0] with a Gaussian: one bit a hash, blind to the length of x.
+
+    Distances are between unit vectors, so at most 2.
+
+    >>> round(Hyperplane(64).collision_probability(2**0.5), 12)
+    0.5
+    """
+
+    @property
+    def values(self) -> int:
+        """One bit."""
+        return 2
+
+    def collision_probability(self, distance: float) -> float:
+        """1 − θ/π, with θ the angle between unit vectors at this distance.
+
+        >>> Hyperplane(3).collision_probability(2.0)
+        0.0
+        """
+        return 1 - unit_angle(distance) / math.pi
+
+    def draw(self, random: np.random.RandomState, functions: int) -> tuple[np.ndarray, ...]:
+        """Normals of the hyperplanes, (functions, dim)."""
+        return (random.standard_normal((functions, self.dim)).astype(np.float32),)
+
+    def evaluate(self, parameters: tuple[Tensor, ...], rows: Tensor) -> Tensor:
+        """On which side of each hyperplane a row lies; on it counts as the positive side."""
+        (normals,) = parameters
+        return (rows.double() @ normals.double().T >= 0).to(torch.int64)
