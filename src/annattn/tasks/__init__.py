@@ -1,0 +1,1 @@
+"""Synthetic tasks: labelled sequences with a brute force that says what the labels are. Needs no torch."""
