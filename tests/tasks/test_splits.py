@@ -3,8 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from annattn.errors import InputError
+from annattn.tasks import SPLITS, Sum
 from annattn.tasks.distinct import draw_distinct
-from annattn.tasks.splits import SPLITS, fill, fingerprint, split_index
+from annattn.tasks.splits import fill, fingerprint, split_index
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.randoms())
@@ -30,6 +32,16 @@ def test_splits_take_their_sixteenths(ordered: bool):
     rows = np.random.default_rng(0).integers(1000, size=(40_000, 5))
     shares = np.bincount(split_index(fingerprint(rows, ordered=ordered))) / len(rows)
     np.testing.assert_allclose(shares, np.array(list(SPLITS.values())) / 16, atol=0.01)
+
+
+def test_an_empty_split_is_an_error_and_not_an_endless_loop():
+    # One sequence, so all but one of the splits are empty.
+    task = Sum(n=3, largest=1)
+    (home,) = task.split_of([[1, 1, 1]])
+    assert task.sample(4, seed=0, split=home).inputs.tolist() == [[1, 1, 1]] * 4
+    for split in SPLITS.keys() - {home}:
+        with pytest.raises(InputError, match=f"outside split '{split}'.*take longer sequences"):
+            task.sample(4, seed=0, split=split)
 
 
 def test_fill_keeps_only_what_is_asked_for_and_exactly_as_many():
