@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from hypothesis import strategies as st
 
-from annattn.tasks import TASKS, InductionHeads, KHop, Match2, Sum, Task
+from annattn.tasks import TASKS, AssociativeRecall, InductionHeads, KHop, Match2, Sum, Task
 
 
 def match2s() -> st.SearchStrategy[Match2]:
@@ -26,11 +26,25 @@ def sums() -> st.SearchStrategy[Sum]:
     return st.builds(Sum, n=st.integers(1, 24), largest=st.integers(1, 50))
 
 
+@st.composite
+def recalls(draw: st.DrawFn) -> AssociativeRecall:
+    pairs = draw(st.integers(1, 6))
+    rest = draw(st.integers(1, 8))
+    return AssociativeRecall(
+        n=2 * pairs + rest,
+        pairs=pairs,
+        queries=draw(st.none() | st.integers(1, rest)),
+        keys=draw(st.integers(pairs, 3 * pairs)),
+        values=draw(st.integers(1, 6)),
+    )
+
+
 _TASKS: dict[str, Callable[[], st.SearchStrategy[Task]]] = {
     "match2": match2s,
     "induction_heads": induction_heads,
     "k_hop": k_hops,
     "sum": sums,
+    "associative_recall": recalls,
 }
 
 
@@ -56,5 +70,13 @@ def inputs(draw: st.DrawFn, task: Task) -> np.ndarray:
             return np.hstack([matrix(zero, zero + task.hops, 1), matrix(first, zero - 1, task.n - 1)])
         case Sum():
             return matrix(1, task.largest, task.n)
+        case AssociativeRecall():
+            key, last, pairs = task.special["first_key"], task.input_vocab - 1, task.pairs
+            x = matrix(key - 1, last, task.n)
+            x[:, : 2 * pairs : 2] = np.maximum(x[:, : 2 * pairs : 2], key)
+            x[:, 1 : 2 * pairs : 2] = matrix(task.special["first_value"], key - 1, pairs)
+            rest = x[:, 2 * pairs :]
+            rest[rest < key] = task.special["blank"]
+            return x
         case _:
             return task.sample(rows, seed=draw(st.integers(0, 1000))).inputs
