@@ -1,0 +1,188 @@
+"""k-hop induction heads: complete the most recent bigram, k times over."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from annattn.errors import InputError
+from annattn.tasks.base import Batch, Task, at_least
+from annattn.tasks.splits import fingerprint
+
+__all__ = ["KHop"]
+
+_BLANK, _NULL, _FIRST_LETTER = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class KHop(Task):
+    """Definition k-hop induction heads: the target at letter i is w_{σ^k(w,i)}, and null where a hop does not exist.
+
+    σ(w, i) = max({0} ∪ {j : j ≤ i, w_{j-1} = w_i}), positions counted from 1. What the definition leaves to the
+    reader, and what holds here:
+
+    - w_0 does not exist, so j starts at 2. σ = 0 means "no such letter": σ(w, 0) = 0 and w_0 is the null symbol, so
+      a missing hop stays missing.
+    - j = i is allowed. It happens exactly when w_{i-1} = w_i, and then σ(w, i) = i: the hop lands on its own letter
+      and every further hop stays there. "One after the last position before i that holds the same letter" is the
+      same rule, and gives the same i.
+    - Letters that differ from the one before (the default, `repeats=False`) rule that out, so every hop moves back.
+      `repeats=True` draws every letter uniformly and independently.
+    - k = 0 is no hop: the target is the letter itself.
+
+    A sequence is the hop count as first token and then the n - 1 letters; a target starts with the blank and uses
+    the letters' own ids. Training batches draw k from 0 … hops, held-out ones use k = hops, as in the paper's
+    experiment. All positions count, as in the paper; `targets != task.special["null"]` picks those with an answer.
+    Splits partition the words: a word is never in two splits, whatever the hop counts before it.
+
+    >>> task = KHop(n=10, letters=3, hops=2)
+    >>> one, two = task.encode("aabcbabca", hops=1), task.encode("aabcbabca", hops=2)
+    >>> task.decode(task.solve(one)), task.decode(task.solve(two))
+    ('_.a..cbabb', '_.a....bca')
+
+    Args:
+        n: length of a sequence, the first token included.
+        letters: size of the alphabet.
+        hops: largest hop count.
+        repeats: whether a letter may equal the one before it.
+    """
+
+    n: int = 100
+    letters: int = 4
+    hops: int = 4
+    repeats: bool = False
+
+    def __post_init__(self) -> None:
+        at_least("n", self.n, 2, "pass n=100: one hop count and 99 letters")
+        at_least("letters", self.letters, 1 if self.repeats else 2, "pass letters=4")
+        at_least("hops", self.hops, 0, "pass hops=1 for induction heads")
+
+    @property
+    def input_vocab(self) -> int:
+        """Blank, null, the letters, and a token for each hop count from 0."""
+        return _FIRST_LETTER + self.letters + self.hops + 1
+
+    @property
+    def target_vocab(self) -> int:
+        """Blank, null and the letters."""
+        return _FIRST_LETTER + self.letters
+
+    @property
+    def special(self) -> Mapping[str, int]:
+        """The blank, the null symbol, the first letter, and the token of zero hops (k hops: k more)."""
+        return {
+            "blank": _BLANK,
+            "null": _NULL,
+            "first_letter": _FIRST_LETTER,
+            "zero_hops": _FIRST_LETTER + self.letters,
+        }
+
+    def encode(self, word: str, hops: int) -> NDArray[np.int64]:
+        """Write a word of the letters a, b, c, … as one sequence that asks for `hops` hops.
+
+        >>> KHop(n=4, letters=3, hops=1).encode("cab", hops=1).tolist()
+        [6, 4, 2, 3]
+        """
+        tokens = np.array([self._hop_token(hops), *(ord(letter) - ord("a") + _FIRST_LETTER for letter in word)])
+        return self._rows(tokens)[0]
+
+    def decode(self, row: ArrayLike) -> str:
+        """Write letters as a, b, c, …, the blank as _, the null symbol as . and k hops as the number k.
+
+        >>> KHop(n=4, letters=3, hops=1).decode([6, 4, 2, 3])
+        '1cab'
+        """
+        names = ["_", ".", *(chr(ord("a") + letter) for letter in range(self.letters))]
+        names += [str(hops) for hops in range(self.hops + 1)]
+        return "".join(names[token] for token in np.asarray(row).tolist())
+
+    def sample(
+        self, batch: int, seed: int | tuple[int, ...], *, split: str = "train", hops: int | None = None
+    ) -> Batch:
+        """Draw a labelled batch of one split; `hops` gives all its rows the same hop count.
+
+        >>> KHop(n=100, hops=4).sample(3, seed=0, split="test").inputs[:, 0].tolist()
+        [10, 10, 10]
+        """
+        inputs = self._inputs(batch, seed, split)
+        if hops is None and split != "train":
+            hops = self.hops
+        if hops is not None:
+            inputs[:, 0] = self._hop_token(hops)
+        return self._label(inputs)
+
+    def labels(self, inputs: ArrayLike) -> NDArray[np.int64]:
+        """Find every letter's previous occurrence by one stable sort, then compose hops by doubling."""
+        x = self._rows(inputs)
+        # Index i of a row is the paper's position i; index 0, under the hop count, plays the missing w_0.
+        word = x.copy()
+        word[:, 0] = _NULL
+        hop = _sigma(word)
+        at = np.broadcast_to(np.arange(self.n), x.shape)
+        left = x[:, 0] - self.special["zero_hops"]
+        while left.any():
+            at = np.where((left & 1).astype(np.bool_)[:, None], np.take_along_axis(hop, at, axis=1), at)
+            left >>= 1
+            if left.any():
+                hop = np.take_along_axis(hop, hop, axis=1)
+        targets = np.take_along_axis(word, at, axis=1)
+        targets[:, 0] = _BLANK
+        return targets.reshape(np.shape(inputs))
+
+    def mask(self, inputs: ArrayLike) -> NDArray[np.bool_]:
+        """Every position counts, the first too."""
+        return np.ones(np.shape(inputs), dtype=np.bool_)
+
+    def _solve_one(self, x: list[int]) -> list[int]:
+        k = x[0] - self.special["zero_hops"]
+        w = x  # w[1] is the first letter: the hop count before it makes Python count from 1 as the paper does
+        targets = [_BLANK]
+        for i in range(1, len(w)):
+            position = i
+            for _ in range(k):
+                candidates = [0]
+                for j in range(2, position + 1):
+                    if w[j - 1] == w[position]:
+                        candidates.append(j)
+                position = max(candidates)
+            targets.append(w[position] if position > 0 else _NULL)
+        return targets
+
+    def _check_tokens(self, x: NDArray[np.int64]) -> None:
+        zero_hops = self.special["zero_hops"]
+        self._check_range(x[:, :1], zero_hops, zero_hops + self.hops, "first token (the hop count)")
+        self._check_range(x[:, 1:], _FIRST_LETTER, zero_hops - 1, "letters")
+
+    def _draw(self, rows: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        x = np.empty((rows, self.n), dtype=np.int64)
+        x[:, 0] = self.special["zero_hops"] + rng.integers(self.hops + 1, size=rows)
+        if self.repeats:
+            x[:, 1:] = _FIRST_LETTER + rng.integers(self.letters, size=(rows, self.n - 1))
+            return x
+        # Steps of 1 … letters - 1 around the alphabet reach every letter but the one just left, equally often.
+        steps = rng.integers(1, self.letters, size=(rows, self.n - 1))
+        steps[:, 0] = rng.integers(self.letters, size=rows)
+        x[:, 1:] = _FIRST_LETTER + np.cumsum(steps, axis=1) % self.letters
+        return x
+
+    def _fingerprint(self, x: NDArray[np.int64]) -> NDArray[np.uint64]:
+        return fingerprint(x[:, 1:], ordered=True)
+
+    def _hop_token(self, hops: int) -> int:
+        if at_least("hops", hops, 0, f"pass hops={self.hops}") > self.hops:
+            raise InputError("hops", given=hops, expected=f"at most {self.hops}", hint=f"make KHop(hops={hops})")
+        return self.special["zero_hops"] + hops
+
+
+def _sigma(word: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Give σ(w, i) for every column i ≥ 1 of rows whose column 0 equals no letter; σ(w, 0) = 0."""
+    # NumPy sorts 16-bit integers by radix, which is several times faster.
+    narrow = word.astype(np.int16) if word.max(initial=0) < 2**15 else word
+    order = np.argsort(narrow, axis=1, kind="stable")
+    sorted_word = np.take_along_axis(narrow, order, axis=1)
+    after_previous = np.zeros_like(word)
+    after_previous[:, 1:] = np.where(sorted_word[:, 1:] == sorted_word[:, :-1], order[:, :-1] + 1, 0)
+    hop = np.empty_like(word)
+    np.put_along_axis(hop, order, after_previous, axis=1)
+    return hop

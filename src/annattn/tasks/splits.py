@@ -1,0 +1,126 @@
+"""Which split a sequence belongs to, decided by its content and not by the order in which it was drawn."""
+
+import operator
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from annattn.errors import InputError
+
+__all__ = ["HELD_OUT_SHARE", "SPLITS", "check_split", "fill", "fingerprint", "generator", "split_index"]
+
+# Sixteenths of the space of sequences. Two held-out parts, so that a recipe can be chosen on one and reported on
+# the other.
+SPLITS: dict[str, int] = {"train": 12, "validation": 2, "test": 2}
+
+_SIXTEENTHS = np.repeat(np.arange(len(SPLITS)), list(SPLITS.values()))
+HELD_OUT_SHARE = 2 / 16
+# Tokens drawn at once: enough to make a NumPy call cheap, small enough to stay well inside memory.
+_CHUNK_TOKENS = 1 << 20
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Scramble 64-bit words one to one (the finaliser of SplitMix64)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def fingerprint(rows: NDArray[np.int64], *, ordered: bool) -> NDArray[np.uint64]:
+    """Hash every row to 64 bits; with `ordered=False` all permutations of a row have the same hash.
+
+    >>> import numpy as np
+    >>> a, b = fingerprint(np.array([[1, 2, 3], [3, 1, 2]]), ordered=False)
+    >>> bool(a == b)
+    True
+    >>> a, b = fingerprint(np.array([[1, 2, 3], [3, 1, 2]]), ordered=True)
+    >>> bool(a == b)
+    False
+    """
+    # The step keeps the token 0 away from the fixed point of the scrambler.
+    words = _mix((rows.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
+    if ordered:
+        # Odd factors are one to one modulo 2^64, and another one for every position makes the sum know the order.
+        words *= _mix(np.arange(1, rows.shape[1] + 1, dtype=np.uint64)) | np.uint64(1)
+    return _mix(words.sum(axis=1, dtype=np.uint64))
+
+
+def split_index(fingerprints: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Give the index in `SPLITS` of the one split that holds each fingerprint.
+
+    >>> import numpy as np
+    >>> index = split_index(fingerprint(np.arange(100_000)[:, None], ordered=True))
+    >>> (np.bincount(index) / 100_000).round(2).tolist()
+    [0.75, 0.13, 0.12]
+    """
+    return _SIXTEENTHS[(fingerprints >> np.uint64(60)).astype(np.int64)]
+
+
+def check_split(split: str) -> int:
+    """Give the index of a split, or say which ones there are.
+
+    >>> check_split("validation")
+    1
+    """
+    if split not in SPLITS:
+        raise InputError("split", given=repr(split), expected=f"one of {', '.join(SPLITS)}", hint='pass split="train"')
+    return list(SPLITS).index(split)
+
+
+def generator(seed: int | tuple[int, ...], split: str) -> np.random.Generator:
+    """Make the random generator of a seed and a split; a tuple such as (seed, step) names a stream of its own.
+
+    >>> numbers = [int(generator(seed, "train").integers(2**60)) for seed in (7, (7, 0), (7, 1), 7)]
+    >>> numbers[0] == numbers[3], len(set(numbers))
+    (True, 3)
+    """
+    try:
+        words = tuple(operator.index(word) for word in (seed if isinstance(seed, tuple) else (seed,)))
+    except TypeError:
+        words = ()
+    if not words or min(words) < 0:
+        raise InputError(
+            "seed",
+            given=repr(seed),
+            expected="an integer of at least 0 or a tuple of them",
+            hint="pass seed=0, or seed=(0, step) for fresh data at every training step",
+        )
+    return np.random.default_rng(np.random.SeedSequence(words[0], spawn_key=(check_split(split), *words[1:])))
+
+
+def fill(
+    count: int,
+    draw: Callable[[int], NDArray[np.int64]],
+    keep: Callable[[NDArray[np.int64]], NDArray[np.bool_]],
+    what: str,
+    rarest: float = HELD_OUT_SHARE,
+) -> NDArray[np.int64]:
+    """Draw rows until `count` of them are kept; raise if `what` turns out to be far below the share `rarest`.
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> fill(3, lambda rows: rng.integers(9, size=(rows, 2)), lambda x: x[:, 0] > x[:, 1], "falling pairs").shape
+    (3, 2)
+    """
+    kept = [draw(0)]
+    width = max(1, kept[0].shape[1])
+    missing, misses, wanted = count, 0, 2 * count + 16
+    while missing > 0:
+        rows = draw(max(1, min(wanted, _CHUNK_TOKENS // width)))
+        hits = rows[keep(rows)][:missing]
+        kept.append(hits)
+        missing -= len(hits)
+        misses = 0 if len(hits) else misses + len(rows)
+        # Whatever has that share is given up with a chance of less than e^-64.
+        if misses * rarest >= 64:
+            raise InputError(
+                "sample",
+                given=f"{misses} drawn sequences outside {what}",
+                expected=f"some sequences inside {what}",
+                hint="take longer sequences or more symbols, so that there is something to hold out",
+            )
+        # Aim a little above the observed rate of hits, so that the next round is mostly the last.
+        rate = max(len(hits), 1) / len(rows)
+        wanted = int(1.1 * missing / rate) + 8
+    return np.concatenate(kept)
