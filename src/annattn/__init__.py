@@ -1,6 +1,6 @@
 """Fast attention by nearest-neighbour hashing, and its equivalence with massively parallel computation."""
 
-from annattn import attention, errors, kernels, lsh
+from annattn import attention, errors, kernels, lsh, tasks
 from annattn.attention import (
     AnnaReport,
     Plan,
@@ -33,4 +33,5 @@ __all__ = [
     "plan",
     "reformer_attention",
     "softmax_attention",
+    "tasks",
 ]

@@ -154,9 +154,7 @@ class BucketCache:
         values = grouped(value.to(self._table.dtype), self.heads)
         more, met = collect(*codes, values, 1, self.hasher.buckets or 0, False)
         self.append(key, value, key_mask=key_mask)
-        return self._finish(
-            total + ungrouped(more, self.batch), count + ungrouped(met, self.batch)[..., None], poisoned | newly
-        )
+        return self._finish(total + ungrouped(more, query), count + ungrouped(met, query)[..., None], poisoned | newly)
 
     def reset(self, rows: Int[Tensor, " some"] | list[int] | None = None) -> None:
         """Forget everything, or everything of some batch rows.

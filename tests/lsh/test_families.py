@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -42,7 +43,7 @@ def test_collision_probability_falls_from_one_with_the_distance(family: HashFami
     stated = [family.collision_probability(distance / 20) for distance in range(41)]
     assert stated[0] == 1
     assert all(0 <= p <= 1 for p in stated)
-    assert all(later <= earlier + 1e-6 for earlier, later in zip(stated, stated[1:], strict=False))
+    assert all(later <= earlier + 1e-6 for earlier, later in itertools.pairwise(stated))
 
 
 def test_hyperplane_and_euclidean_have_their_textbook_values():
@@ -84,7 +85,7 @@ def test_sensitivity_and_quality_follow_from_the_collision_probability(family: H
     assert (found.radius, found.far) == (0.2, 1.0)
     assert found.p1 == family.collision_probability(0.2)
     assert found.p2 == family.collision_probability(1.0)
-    if 0 < found.p2:
+    if found.p2 > 0:
         assert family.quality(0.2, 5) == pytest.approx(math.log(1 / found.p1) / math.log(1 / found.p2))
         assert 0 < family.quality(0.2, 5) < 1
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from annattn.attention.inputs import accumulator, check_hasher, check_inputs, grouped, meets_flagged, ungrouped
 from annattn.errors import InputError
-from annattn.kernels import collect
+from annattn.kernels import collect, hash_pair
 from annattn.lsh import NO_BUCKET, Hasher
 
 __all__ = ["anna_attention", "hash_together"]
@@ -66,8 +66,8 @@ def anna_attention(
         hasher.buckets or 0,
         one_table,
     )
-    count = ungrouped(count, query.shape[0])[..., None]
-    out = ungrouped(total, query.shape[0]) / count.clamp(min=1)
+    count = ungrouped(count, query)[..., None]
+    out = ungrouped(total, query) / count.clamp(min=1)
     if empty == "nan":
         poisoned = poisoned | (count == 0)
     return out.masked_fill(poisoned, torch.nan).to(value.dtype)
@@ -81,7 +81,7 @@ def hash_together(
     An output is NaN when its query, or a key it may see, has no bucket: where that key belongs is unknown, and any
     number would be a guess.
     """
-    query_codes, key_codes = hasher.together(query, key)
+    query_codes, key_codes = hash_pair(hasher, query, key)
     lost = key_codes[..., 0] == NO_BUCKET
     if key_mask is not None:
         lost = lost & key_mask[:, None]

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from annattn.attention.inputs import accumulator, check_inputs, grouped, ungrouped
 from annattn.errors import InputError
-from annattn.kernels import collect
-from annattn.lsh import NO_BUCKET, Identity
+from annattn.kernels import collect, equal_rows
+from annattn.lsh import NO_BUCKET
 
 __all__ = ["exact_match_attention"]
 
@@ -34,10 +34,10 @@ def exact_match_attention(
         raise InputError("key", given=key.dtype, expected=f"the query's {query.dtype}", hint="cast one of them")
     if query.shape[-1] == 0:  # rows without coordinates are all equal
         query, key = query.new_zeros(*query.shape[:3], 1), key.new_zeros(*key.shape[:3], 1)
-    query_codes, key_codes = Identity(query.shape[-1]).sample(tables=1, hashes=1).together(query, key)
+    query_codes, key_codes = equal_rows(query, key)
     if key_mask is not None:
         key_codes = key_codes.masked_fill(~key_mask[:, None, :, None], NO_BUCKET)
     heads = key.shape[1]
     values = grouped(value.to(accumulator(value.dtype)), heads)
     total, count = collect(grouped(query_codes, heads), grouped(key_codes, heads), values, int(is_causal), 0, True)
-    return ungrouped(total / count[..., None].clamp(min=1), query.shape[0]).to(value.dtype)
+    return ungrouped(total / count[..., None].clamp(min=1), query).to(value.dtype)

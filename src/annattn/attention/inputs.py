@@ -89,9 +89,9 @@ def grouped(x: Tensor, key_heads: int) -> Tensor:
     return x.reshape(batch * key_heads, share, *rest)
 
 
-def ungrouped(x: Tensor, batch: int) -> Tensor:
-    """The inverse of `grouped`."""
-    return x.reshape(batch, x.shape[0] * x.shape[1] // batch if batch else 0, *x.shape[2:])
+def ungrouped(x: Tensor, query: Tensor) -> Tensor:
+    """The inverse of `grouped` for what was computed from this query."""
+    return x.reshape(*query.shape[:2], *x.shape[2:])
 
 
 def meets_flagged(flagged: Tensor, n_queries: int, *, is_causal: bool) -> Tensor:

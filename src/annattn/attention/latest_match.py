@@ -43,5 +43,5 @@ def latest_match_attention(
             found = values.gather(1, at).reshape(total.shape)
             total = total + torch.where((position >= 0)[..., None], found, 0)
     hits = (newest >= 0).sum(-1, keepdim=True)
-    out = ungrouped(total / hits.clamp(min=1), query.shape[0])
+    out = ungrouped(total / hits.clamp(min=1), query)
     return out.masked_fill(poisoned, torch.nan).to(value.dtype)

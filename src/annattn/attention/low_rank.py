@@ -34,7 +34,7 @@ def low_rank_attention(
     heads = key_features.shape[1]
     query, key, values = (grouped(x.to(dtype), heads) for x in (query_features, key_features, value))
     out = _causal(query, key, values) if is_causal else query @ (key.mT @ values)
-    return ungrouped(out, query_features.shape[0]).to(value.dtype)
+    return ungrouped(out, query_features).to(value.dtype)
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -4,8 +4,39 @@ import torch
 from torch import Tensor
 
 from annattn.kernels.dispatch import choose
+from annattn.lsh import FAMILIES, Hasher, restore
 
-__all__ = ["collect", "latest"]
+__all__ = ["collect", "equal_rows", "hash_pair", "latest"]
+
+
+def hash_pair(hasher: Hasher, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes of queries and keys, comparable with each other; traceable for the families listed in FAMILIES."""
+    if type(hasher.family) not in FAMILIES.values():
+        return choose(query).hash_pair(hasher, query, key)
+    return _hash_pair(query, key, list(hasher.parameters), hasher.spec)
+
+
+# An op takes tensors and plain values only, so a hasher travels as its parameters and a description of the rest.
+@torch.library.custom_op("annattn::hash_pair", mutates_args=())
+def _hash_pair(query: Tensor, key: Tensor, parameters: list[Tensor], spec: str) -> tuple[Tensor, Tensor]:
+    return choose(query).hash_pair(restore(spec, tuple(parameters)), query, key)
+
+
+@_hash_pair.register_fake
+def _(query, key, parameters, spec):
+    tables = restore(spec, tuple(parameters)).tables
+    return tuple(x.new_empty(*x.shape[:-1], tables, dtype=torch.int64) for x in (query, key))
+
+
+@torch.library.custom_op("annattn::equal_rows", mutates_args=())
+def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes in one table that are equal exactly when rows are."""
+    return choose(query).equal_rows(query, key)
+
+
+@equal_rows.register_fake
+def _(query, key):
+    return tuple(x.new_empty(*x.shape[:-1], 1, dtype=torch.int64) for x in (query, key))
 
 
 @torch.library.custom_op("annattn::collect", mutates_args=())

@@ -7,9 +7,9 @@ A row whose code is `NO_BUCKET` meets nothing. Values are accumulated in the dty
 import torch
 from torch import Tensor
 
-from annattn.lsh import NO_BUCKET
+from annattn.lsh import NO_BUCKET, Hasher, Identity
 
-__all__ = ["collect", "latest", "unsupported_reasons"]
+__all__ = ["collect", "equal_rows", "hash_pair", "latest", "unsupported_reasons"]
 
 _BLOCK = 128  # targets of a causal block: pairs inside it are compared one by one, earlier ones read from the tables
 
@@ -17,6 +17,16 @@ _BLOCK = 128  # targets of a causal block: pairs inside it are compared one by o
 def unsupported_reasons(value: Tensor) -> list[str]:
     """Why this backend cannot run: never."""
     return []
+
+
+def hash_pair(hasher: Hasher, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes of queries and keys, comparable with each other."""
+    return hasher.together(query, key)  # pyright: ignore[reportReturnType]
+
+
+def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes in one table that are equal exactly when rows are."""
+    return hash_pair(Identity(query.shape[-1]).sample(tables=1, hashes=1), query, key)
 
 
 def collect(

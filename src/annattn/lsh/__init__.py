@@ -1,5 +1,9 @@
 """Locality-sensitive hash families and the hashers drawn from them; nothing here knows of attention."""
 
+import json
+
+from torch import Tensor
+
 from annattn.lsh.cross_polytope import CrossPolytope
 from annattn.lsh.euclidean import Euclidean
 from annattn.lsh.family import HashFamily, Sensitivity
@@ -18,6 +22,7 @@ __all__ = [
     "Identity",
     "Sensitivity",
     "compact_rows",
+    "restore",
 ]
 
 FAMILIES: dict[str, type[HashFamily]] = {
@@ -26,3 +31,16 @@ FAMILIES: dict[str, type[HashFamily]] = {
     "euclidean": Euclidean,
     "identity": Identity,
 }
+
+
+def restore(spec: str, parameters: tuple[Tensor, ...]) -> Hasher:
+    """The hasher of a listed family that has this `spec` and these parameters.
+
+    >>> hasher = Hyperplane(4).sample(tables=2, hashes=3, seed=1)
+    >>> restore(hasher.spec, hasher.parameters) == hasher
+    True
+    """
+    read = json.loads(spec)
+    makers = {make.__name__: make for make in FAMILIES.values()}
+    family = makers[read["family"]["name"]](**read["family"]["options"])
+    return Hasher(family, read["tables"], read["hashes"], read["seed"], parameters)

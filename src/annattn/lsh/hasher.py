@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,13 @@ class Hasher:
     hashes: int
     seed: int
     parameters: tuple[Tensor, ...] = field(repr=False, compare=False)
+    spec: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # All but the parameters as one string, ready before any tracing starts; `restore` reads it.
+        family = {"name": type(self.family).__name__, "options": vars(self.family)}
+        spec = {"family": family, "tables": self.tables, "hashes": self.hashes, "seed": self.seed}
+        object.__setattr__(self, "spec", json.dumps(spec))
 
     @property
     def dim(self) -> int:
@@ -177,7 +185,7 @@ class Hasher:
         hashable = torch.cat([self.family.hashable(x).flatten() for x in inputs])
         codes = torch.where(hashable[:, None], codes, NO_BUCKET)
         parts = codes.split([x.shape[:-1].numel() for x in inputs])
-        return tuple(part.reshape(*x.shape[:-1], self.tables) for part, x in zip(parts, inputs, strict=True))
+        return tuple(part.clone().reshape(*x.shape[:-1], self.tables) for part, x in zip(parts, inputs, strict=True))
 
 
 def compact_rows(rows: Int[Tensor, "n width"]) -> Int[Tensor, " n"]:

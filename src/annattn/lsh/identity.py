@@ -1,13 +1,13 @@
 """The family of one function, x ↦ x: its buckets are the classes of equal rows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from annattn.errors import InputError
-from annattn.lsh.family import HashFamily
+from annattn.lsh.family import HashFamily, Sensitivity
 
 __all__ = ["Identity"]
 
@@ -43,6 +43,14 @@ class Identity(HashFamily):
         if not distance >= 0:
             raise InputError("distance", given=distance, expected="a number of at least 0")
         return float(distance == 0)
+
+    def sensitivity(self, radius: float, approximation: float) -> Sensitivity:
+        """Far pairs are those more than c·r apart, and of these none is equal, even for r = 0.
+
+        >>> Identity(3).sensitivity(0.0, 2.0).p2
+        0.0
+        """
+        return replace(super().sensitivity(radius, approximation), p2=0.0)
 
     def draw(self, random: np.random.RandomState, functions: int) -> tuple[np.ndarray, ...]:
         """Nothing to draw but the number of copies."""

@@ -1,0 +1,76 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import annattn as aa
+from annattn.attention.reference import exact_match_weights, visible
+from annattn.errors import InputError
+
+
+def violations(weights, query, key, radius, approximation, tables):
+    """The Definition read aloud, pair by pair."""
+    far, near = [], []
+    for i, q in enumerate(query.tolist()):
+        distance = [sum((a - b) ** 2 for a, b in zip(q, k, strict=True)) ** 0.5 for k in key.tolist()]
+        reach = sum(d <= approximation * radius for d in distance)
+        for j, d in enumerate(distance):
+            if weights[i][j] > 0 and d > approximation * radius:
+                far.append((i, j))
+            if d <= radius and weights[i][j] < 1 / ((reach - 1) * tables + 1):
+                near.append((i, j))
+    return far, near
+
+
+@given(st.integers(0, 10_000))
+def test_reports_the_pairs_that_break_either_condition(seed):
+    generator = torch.Generator().manual_seed(seed)
+    query, key = (torch.randint(0, 4, (n, 2), generator=generator).double() for n in (4, 5))
+    weights = torch.rand(4, 5, generator=generator, dtype=torch.float64) * (torch.rand(4, 5, generator=generator) < 0.5)
+    weights = weights / weights.sum(1, keepdim=True).clamp(min=1e-9)
+    report = aa.check_anna(weights, query, key, radius=1.0, approximation=2.0, tables=2)
+    far, near = violations(weights.tolist(), query, key, 1.0, 2.0, 2)
+    assert [tuple(pair) for pair in report.far.tolist()] == far
+    assert [tuple(pair) for pair in report.near.tolist()] == near
+
+
+def test_exact_match_attention_satisfies_the_definition_with_repeated_keys():
+    # With N(q, cr) read as a set of points, the two equal keys would each need weight 1.
+    query, key = torch.tensor([[0.0], [5.0], [9.0]]), torch.tensor([[0.0], [0.0], [5.0]])
+    weights = exact_match_weights(query, key, visible(3, 3))
+    assert weights[0].tolist() == [0.5, 0.5, 0.0]
+    report = aa.check_anna(weights, query, key, radius=0.0, approximation=1e9, tables=1)
+    assert report.holds
+    assert str(report) == "the Definition holds"
+
+
+def test_rows_that_are_no_weights_are_reported():
+    query, key = torch.zeros(3, 1), torch.zeros(2, 1)
+    weights = torch.tensor([[1.5, -0.5], [0.5, 0.4], [torch.nan, 1.0]])
+    report = aa.check_anna(weights, query, key, radius=1.0, approximation=2.0, tables=8)
+    assert report.negative.tolist() == [[0, 1], [2, 0]]
+    assert report.unnormalised.tolist() == [[1], [2]]
+    assert not report.holds
+
+
+def test_a_blank_row_passes_only_without_a_near_key():
+    query, key = torch.tensor([[0.0], [10.0]]), torch.tensor([[0.0]])
+    report = aa.check_anna(torch.zeros(2, 1), query, key, radius=1.0, approximation=2.0, tables=1)
+    assert report.near.tolist() == [[0, 0]]
+    assert report.unnormalised.tolist() == [[0]]
+
+
+def test_leading_axes_are_part_of_the_indices():
+    query = torch.zeros(2, 3, 1, 1)
+    weights = torch.zeros(2, 3, 1, 1)
+    weights[0] = 1
+    report = aa.check_anna(weights, query, query, radius=1.0, approximation=2.0, tables=1)
+    assert report.near.tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 2, 0, 0]]
+
+
+def test_bad_arguments_are_refused():
+    x = torch.zeros(3, 2)
+    with pytest.raises(InputError, match="weights: got"):
+        aa.check_anna(torch.zeros(3, 4), x, x, radius=1.0, approximation=2.0, tables=1)
+    with pytest.raises(InputError, match="approximation > 1"):
+        aa.check_anna(torch.zeros(3, 3), x, x, radius=1.0, approximation=1.0, tables=1)

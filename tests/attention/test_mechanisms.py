@@ -1,0 +1,148 @@
+"""What every listed mechanism promises; a new entry of MECHANISMS is tested by being listed."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from annattn.attention import MECHANISMS, Mechanism
+from tests.strategies import Inputs, attention_inputs, brute_force
+
+DIM = 3
+EVERY = pytest.mark.parametrize("mechanism", MECHANISMS.values(), ids=MECHANISMS)
+
+
+def call(mechanism: Mechanism, inputs: Inputs) -> torch.Tensor:
+    masks = {"key_mask": inputs.key_mask} if mechanism.always_causal else inputs.masks
+    return mechanism.attend(inputs.query, inputs.key, inputs.value, **masks, **mechanism.options(DIM))
+
+
+def as_causal(mechanism: Mechanism, inputs: Inputs) -> Inputs:
+    return Inputs(inputs.query, inputs.key, inputs.value, True, inputs.key_mask) if mechanism.always_causal else inputs
+
+
+def random_inputs(queries=6, keys=6, *, is_causal=True, key_mask=None, seed=0, heads=2) -> Inputs:
+    generator = torch.Generator().manual_seed(seed)
+    pool = torch.randn(3, DIM, generator=generator, dtype=torch.float64)
+
+    def rows(head_count, n):
+        return pool[torch.randint(3, (2, head_count, n), generator=generator)]
+
+    value = torch.randn(2, heads, keys, 2, generator=generator, dtype=torch.float64)
+    return Inputs(rows(2 * heads, queries), rows(heads, keys), value, is_causal, key_mask)
+
+
+@EVERY
+@given(data=st.data())
+def test_equals_the_reference(mechanism: Mechanism, data):
+    # Float64 alone: where weights are not counts, sums are not exact, and the reference works in float64.
+    inputs = as_causal(mechanism, data.draw(attention_inputs(DIM, dtypes=(torch.float64,))))
+    expected = brute_force(mechanism.weights, inputs, **mechanism.options(DIM))
+    torch.testing.assert_close(call(mechanism, inputs), expected, rtol=1e-11, atol=1e-11)
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_other_dtypes_equal_the_reference_up_to_their_rounding(mechanism: Mechanism, dtype):
+    exact = as_causal(mechanism, random_inputs(9, 9))
+    inputs = Inputs(exact.query.to(dtype), exact.key.to(dtype), exact.value.to(dtype), True, None)
+    out = call(mechanism, inputs)
+    assert out.dtype == dtype
+    expected = brute_force(mechanism.weights, inputs, **mechanism.options(DIM))
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=16 * scale * torch.finfo(dtype).eps)
+
+
+@EVERY
+@pytest.mark.parametrize("spoil", [torch.nan, torch.inf, 1e30])
+def test_a_masked_key_changes_nothing(mechanism: Mechanism, spoil):
+    mask = torch.tensor([[True, False, True, True, False, True], [False, True, True, True, True, False]])
+    inputs = random_inputs(key_mask=mask)
+    before = call(mechanism, inputs)
+    key, value = (x.masked_fill(~mask[:, None, :, None], spoil) for x in (inputs.key, inputs.value))
+    after = call(mechanism, Inputs(inputs.query, key, value, True, mask))
+    assert torch.equal(before, after)
+    assert before.isfinite().all()
+
+
+@EVERY
+def test_an_all_true_mask_is_no_mask(mechanism: Mechanism):
+    inputs = random_inputs()
+    masked = Inputs(inputs.query, inputs.key, inputs.value, True, torch.ones(2, 6, dtype=torch.bool))
+    torch.testing.assert_close(call(mechanism, masked), call(mechanism, inputs), rtol=1e-12, atol=1e-12)
+
+
+@EVERY
+@pytest.mark.parametrize(("queries", "keys"), [(6, 6), (4, 6), (6, 4), (140, 140)])
+def test_causal_output_ignores_the_future(mechanism: Mechanism, queries, keys):
+    inputs = random_inputs(queries, keys)
+    before = call(mechanism, inputs)
+    for cut in range(1, keys, max(1, keys // 7)):
+        key, value = inputs.key.clone(), inputs.value.clone()
+        key[:, :, cut:] = key[:, :, cut:].flip(1) + 1
+        value[:, :, cut:] = 1e3
+        after = call(mechanism, Inputs(inputs.query, key, value, True, None))
+        unseen = max(0, min(queries, cut + queries - keys))  # queries whose horizon ends before the cut
+        torch.testing.assert_close(after[:, :, :unseen], before[:, :, :unseen], rtol=1e-13, atol=1e-13)
+
+
+@EVERY
+def test_no_visible_key_gives_zeros(mechanism: Mechanism):
+    for inputs in (
+        random_inputs(3, 0),
+        random_inputs(3, 3, key_mask=torch.zeros(2, 3, dtype=torch.bool)),
+    ):
+        out = call(mechanism, inputs)
+        assert out.shape == (2, 4, 3, 2)
+        assert out.count_nonzero() == 0
+    early = call(mechanism, random_inputs(5, 2))
+    assert early[:, :, :3].count_nonzero() == 0
+    assert early[:, :, 3:].count_nonzero() > 0
+
+
+@EVERY
+@pytest.mark.parametrize(("queries", "keys", "width"), [(0, 4, 2), (1, 1, 2), (4, 4, 0), (0, 0, 0)])
+def test_degenerate_shapes_are_fine(mechanism: Mechanism, queries, keys, width):
+    inputs = random_inputs(queries, keys)
+    inputs = Inputs(inputs.query, inputs.key, inputs.value[..., :width], True, None)
+    assert call(mechanism, inputs).shape == (2, 4, queries, width)
+
+
+@EVERY
+def test_an_empty_batch_is_fine(mechanism: Mechanism):
+    inputs = random_inputs()
+    empty = Inputs(inputs.query[:0], inputs.key[:0], inputs.value[:0], True, None)
+    assert call(mechanism, empty).shape == (0, 4, 6, 2)
+
+
+@EVERY
+def test_strided_inputs_equal_contiguous_ones(mechanism: Mechanism):
+    inputs = random_inputs(7, 7)
+    # As a fused projection leaves them: (batch, n, heads, dim) with the heads moved forward.
+    moved = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (inputs.query, inputs.key, inputs.value)]
+    assert not moved[0].is_contiguous()
+    assert torch.equal(call(mechanism, Inputs(*moved, True, None)), call(mechanism, inputs))
+
+
+@EVERY
+def test_gradients_of_values_are_exact(mechanism: Mechanism):
+    inputs = random_inputs(5, 7, key_mask=torch.rand(2, 7) < 0.8)
+    value = inputs.value.requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda v: call(mechanism, Inputs(inputs.query, inputs.key, v, True, inputs.key_mask)), value
+    )
+
+
+@EVERY
+def test_compiles_into_one_graph(mechanism: Mechanism):
+    options = mechanism.options(DIM)
+    if not mechanism.always_causal:
+        options["is_causal"] = True
+
+    def attend(query, key, value):
+        return mechanism.attend(query, key, value, **options)
+
+    inputs = random_inputs(9, 9)
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    args = (inputs.query, inputs.key, inputs.value)
+    torch.testing.assert_close(compiled(*args), attend(*args))

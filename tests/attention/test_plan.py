@@ -1,0 +1,124 @@
+import math
+
+import pytest
+import torch
+
+import annattn as aa
+from annattn.errors import InputError, PlanError
+from annattn.lsh import CrossPolytope, Euclidean, Hyperplane, Identity
+
+
+def clustered(family, n: int, radius: float, far: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and keys as hard as the Definition allows: pairs r apart on the sphere, others just beyond c·r."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def beside(x, distance):
+        y = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        y = y - (y * x).sum(-1, keepdim=True) * x
+        angle = 2 * math.asin(distance / 2)
+        return math.cos(angle) * x + math.sin(angle) * y / y.norm(dim=-1, keepdim=True)
+
+    query = torch.randn(n, family.dim, generator=generator, dtype=torch.float64)
+    query = query / query.norm(dim=-1, keepdim=True)
+    near, beyond = beside(query[: n // 2], radius * 0.999), beside(query[n // 2 :], far * 1.001)
+    return query, torch.cat([near, beyond])
+
+
+@pytest.mark.parametrize(
+    ("family", "radius", "approximation"),
+    [(Hyperplane(16), 0.1, 10.0), (CrossPolytope(16), 0.05, 10.0), (Euclidean(16, width=1.0), 0.05, 16.0)],
+    ids=repr,
+)
+def test_the_failure_rate_over_200_draws_is_within_the_bound(family, radius, approximation):
+    n, failure, draws = 256, 0.1, 200
+    found = aa.plan(n, family, radius, approximation, failure)
+    assert found.applies
+    assert found.near_failure + found.far_failure <= failure
+    failures = 0
+    for seed in range(draws):
+        query, key = clustered(family, n, radius, radius * approximation, seed)
+        hasher = family.sample(tables=found.tables, hashes=found.hashes, seed=seed)
+        codes_q, codes_k = hasher.together(query, key)
+        counts = sum((codes_q[:, None, u] == codes_k[None, :, u]).double() for u in range(found.tables))
+        assert isinstance(counts, torch.Tensor)
+        weights = counts / counts.sum(1, keepdim=True).clamp(min=1)
+        report = aa.check_anna(weights, query, key, radius=radius, approximation=approximation, tables=found.tables)
+        failures += not report.holds
+    # A rate of 0.1 over 200 draws stays below this in all but one of a million test runs.
+    assert failures <= draws * failure + 5 * math.sqrt(draws * failure * (1 - failure))
+
+
+def test_fewer_tables_or_hashes_than_planned_break_the_bound():
+    for family, radius, approximation in [(Hyperplane(16), 0.1, 10.0), (Euclidean(4, width=2.0), 0.1, 20.0)]:
+        found = aa.plan(512, family, radius, approximation)
+        p1, p2 = found.p1, found.p2
+
+        def failure(tables, hashes, p1=p1, p2=p2):
+            return 512**2 * ((1 - p1**hashes) ** tables + tables * p2**hashes)
+
+        assert failure(found.tables, found.hashes) <= 0.1
+        assert failure(found.tables - 1, found.hashes) > 0.1
+        better = [
+            (tables, hashes)
+            for hashes in range(1, 2 * found.hashes)
+            for tables in range(1, found.tables * found.hashes // hashes + 1)
+            if tables * hashes < found.tables * found.hashes and failure(tables, hashes) <= 0.1
+        ]
+        assert better == []
+
+
+def test_a_plan_with_the_bound_ignored_does_fail():
+    # The planner test above could not fail if this did not.
+    family = Hyperplane(16)
+    query, key = clustered(family, 256, 0.1, 1.0, seed=0)
+    codes_q, codes_k = family.sample(tables=4, hashes=8, seed=0).together(query, key)
+    counts = (codes_q[:, None] == codes_k[None]).sum(-1).double()
+    weights = counts / counts.sum(1, keepdim=True).clamp(min=1)
+    report = aa.check_anna(weights, query, key, radius=0.1, approximation=10.0, tables=4)
+    assert len(report.far) > 0
+
+
+def test_where_the_theorem_does_not_apply_the_plan_says_why():
+    small = aa.plan(64, Hyperplane(8), 0.5, 1.5)
+    assert not small.applies
+    assert "c = 1.5 is not above √3" in small.caveats[0]
+    assert "is not below 1/3" in small.caveats[1]
+    assert small.caveats[1] in str(small)
+    assert aa.plan(64, Hyperplane(8), 0.05, 10).caveats == ()
+
+
+def test_perfect_hashing_needs_one_table_of_one_hash():
+    found = aa.plan(1000, Identity(4), 0.0, 2.0)
+    assert (found.tables, found.hashes, found.quality) == (1, 1, 0.0)
+    assert found.work == 2 * 1000 * 4 * 2
+    assert found.linear_memory == 2 * 1000 * 5
+
+
+def test_tables_grow_like_the_theorem_says():
+    # The exponent of N between two sizes, with the factor log N taken out: 2ρ/(1−ρ), which is below the theorem's 3ρ
+    # while ρ < 1/3, as z is taken no larger than the union bound asks.
+    family, radius, approximation = Hyperplane(16), 0.1, 10.0
+    small, large = (aa.plan(n, family, radius, approximation) for n in (2**10, 2**20))
+    grown = math.log2(large.tables / small.tables * (10 / 20)) / 10
+    assert grown == pytest.approx(2 * small.quality / (1 - small.quality), abs=0.01)
+    assert grown < 3 * small.quality
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n": 0}, "n: got 0"),
+        ({"failure": 0.0}, "failure: got 0.0"),
+        ({"failure": 1.0}, "failure"),
+        ({"radius": -1.0}, "radius"),
+        ({"approximation": 1.0}, "approximation"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message):
+    with pytest.raises(InputError, match=message):
+        aa.plan(**{"n": 64, "family": Hyperplane(4), "radius": 0.1, "approximation": 10.0, **arguments})
+
+
+def test_no_plan_exists_when_near_and_far_collide_alike():
+    with pytest.raises(PlanError, match="near pairs to collide more often than far ones"):
+        aa.plan(64, Hyperplane(4), 2.0, 2.0)
