@@ -119,9 +119,11 @@ def test_an_empty_batch_is_fine(mechanism: Mechanism):
 def test_strided_inputs_equal_contiguous_ones(mechanism: Mechanism):
     inputs = random_inputs(7, 7)
     # As a fused projection leaves them: (batch, n, heads, dim) with the heads moved forward.
-    moved = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (inputs.query, inputs.key, inputs.value)]
-    assert not moved[0].is_contiguous()
-    assert torch.equal(call(mechanism, Inputs(*moved, True, None)), call(mechanism, inputs))
+    query, key, value = (
+        x.transpose(1, 2).contiguous().transpose(1, 2) for x in (inputs.query, inputs.key, inputs.value)
+    )
+    assert not query.is_contiguous()
+    assert torch.equal(call(mechanism, Inputs(query, key, value, True, None)), call(mechanism, inputs))
 
 
 @EVERY

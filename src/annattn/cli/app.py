@@ -1,0 +1,11 @@
+"""The commands of `annattn`, one line each; their work is elsewhere."""
+
+import cyclopts
+
+from annattn import __version__
+from annattn.cli.demo import demo
+
+__all__ = ["app"]
+
+app = cyclopts.App(name="annattn", version=__version__, help="Approximate nearest neighbour attention.")
+app.command(demo)
