@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from annattn.attention.anna import hash_together
-from annattn.attention.inputs import accumulator, check_hasher, check_inputs, grouped, ungrouped
+from annattn.attention.anna import hash_inputs
+from annattn.attention.inputs import accumulator, check_hasher, check_inputs
 from annattn.errors import InputError
-from annattn.kernels import collect
+from annattn.kernels import collect, spoiled
 from annattn.lsh import Hasher
 from annattn.lsh.family import require_count
 
@@ -149,12 +149,11 @@ class BucketCache:
                 outs.append(self.attend(query[:, :, here]))
             return torch.cat(outs, dim=2)
         total, count, poisoned = self._read(query)
-        query_codes, key_codes, newly = hash_together(self.hasher, query, key, key_mask, is_causal=True)
-        codes = grouped(query_codes, self.heads), grouped(key_codes, self.heads)
-        values = grouped(value.to(self._table.dtype), self.heads)
-        more, met = collect(*codes, values, 1, self.hasher.buckets or 0, False)
+        query_codes, key_codes = hash_inputs(self.hasher, query, key, key_mask)
+        more, met = collect(query_codes, key_codes, value.to(self._table.dtype), 1, self.hasher.buckets or 0, False)
         self.append(key, value, key_mask=key_mask)
-        return self._finish(total + ungrouped(more, query), count + ungrouped(met, query)[..., None], poisoned | newly)
+        poisoned = poisoned | spoiled(query_codes, key_codes, 1)[..., None]
+        return self._finish(total + more, count + met[..., None], poisoned)
 
     def reset(self, rows: Int[Tensor, " some"] | list[int] | None = None) -> None:
         """Forget everything, or everything of some batch rows.

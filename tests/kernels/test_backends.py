@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annattn.errors import BackendError, InputError
-from annattn.kernels import BACKENDS, collect, dispatch, equal_rows, latest, use_backend
+from annattn.kernels import BACKENDS, IGNORED, average, collect, dispatch, equal_rows, latest, use_backend
+from annattn.lsh import NO_BUCKET
 
 EVERY = pytest.mark.parametrize("backend", BACKENDS)
 
@@ -21,38 +22,73 @@ def pairs_seen(targets: int, sources: int, order: int) -> list[tuple[int, int]]:
 
 @st.composite
 def codes(draw):
-    groups, tables = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    batch, heads, tables = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
     shares = draw(st.sampled_from([(1, 1), (2, 1), (1, 2)]))
     lengths = draw(st.integers(0, 6)), draw(st.integers(0, 6))
     wide = draw(st.booleans())
     largest = 2**62 if wide else 5
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    named = torch.tensor([-1, 0, 1, 2, largest - 1])
+    named = torch.tensor([IGNORED, NO_BUCKET, 0, 1, 2, largest - 1])
+    least = draw(st.sampled_from([0, 0, 2]))  # most rows have a bucket when rows without one are rare
     made = [
-        named[torch.randint(0, 5, (groups, share, n, tables), generator=generator)]
+        named[torch.randint(least, 6, (batch, heads * share, n, tables), generator=generator)]
         for share, n in zip(shares, lengths, strict=True)
     ]
-    value = torch.randint(-8, 9, (*made[1].shape[:3], draw(st.integers(0, 3))), generator=generator)
+    for one in made:  # a row has no bucket in any table or in none
+        one[(one < 0).any(-1)] = one[(one < 0).any(-1)].amin(-1, keepdim=True)
+    value = torch.randint(-8, 9, (*made[1].shape[:3], draw(st.integers(0, 3))), generator=generator).float()
     return made[0], made[1], value, 0 if wide else largest
 
 
+def sums_over_pairs(targets, sources, value, order):
+    total = torch.zeros(*targets.shape[:3], value.shape[-1])
+    count = torch.zeros(targets.shape[:3], dtype=torch.int64)
+    lost = (targets == NO_BUCKET).any(-1)
+    heads = min(targets.shape[1], sources.shape[1])
+    for i, j in pairs_seen(targets.shape[2], sources.shape[2], order):
+        for batch in range(targets.shape[0]):
+            for a in range(targets.shape[1]):
+                for b in range(sources.shape[1]):
+                    if a * heads // targets.shape[1] != b * heads // sources.shape[1]:
+                        continue
+                    t, s = targets[batch, a, i], sources[batch, b, j]
+                    shared = int(((t == s) & (t >= 0)).sum())
+                    total[batch, a, i] += shared * value[batch, b, j]
+                    count[batch, a, i] += shared
+                    lost[batch, a, i] |= (s == NO_BUCKET).any()
+    return total, count, lost
+
+
 @EVERY
+@settings(max_examples=300)
 @given(given_codes=codes(), order=st.sampled_from([-1, 0, 1]), one_table=st.booleans())
 def test_collect_is_the_sum_over_pairs(backend, given_codes, order, one_table):
     targets, sources, value, buckets = given_codes
-    total = torch.zeros(*targets.shape[:3], value.shape[-1])
-    count = torch.zeros(targets.shape[:3], dtype=torch.int64)
-    for i, j in pairs_seen(targets.shape[2], sources.shape[2], order):
-        for g in range(targets.shape[0]):
-            for a in range(targets.shape[1]):
-                for b in range(sources.shape[1]):
-                    t, s = targets[g, a, i], sources[g, b, j]
-                    shared = int(((t == s) & (t >= 0)).sum())
-                    total[g, a, i] += shared * value[g, b, j]
-                    count[g, a, i] += shared
+    total, count, _ = sums_over_pairs(targets, sources, value, order)
     with use_backend(backend):
-        got_total, got_count = collect(targets, sources, value.float(), order, buckets, one_table)
+        got_total, got_count = collect(targets, sources, value, order, buckets, one_table)
     assert torch.equal(got_total, total)
+    assert torch.equal(got_count, count)
+
+
+@EVERY
+@settings(max_examples=300)
+@given(given_codes=codes(), order=st.sampled_from([0, 1]), one_table=st.booleans())
+def test_average_divides_by_the_count_and_spoils_what_may_have_met_an_unknown_row(
+    backend, given_codes, order, one_table
+):
+    targets, sources, value, buckets = given_codes
+    if sources.shape[1] > targets.shape[1]:
+        targets, sources, value = (
+            targets,
+            sources[:, :1].repeat(1, targets.shape[1], 1, 1),
+            value[:, :1].repeat(1, targets.shape[1], 1, 1),
+        )
+    total, count, lost = sums_over_pairs(targets, sources, value, order)
+    expected = (total / count[..., None].clamp(min=1)).masked_fill(lost[..., None], torch.nan)
+    with use_backend(backend):
+        mean, got_count = average(targets, sources, value, order, buckets, one_table)
+    torch.testing.assert_close(mean, expected, rtol=2e-7, atol=0, equal_nan=True)
     assert torch.equal(got_count, count)
 
 
@@ -69,6 +105,63 @@ def test_latest_is_the_newest_of_the_bucket(backend, given_codes):
         assert torch.equal(latest(targets, sources, buckets), expected)
 
 
+def random_codes(buckets: int, n: int, m: int, tables: int = 3, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.randint(0, buckets, (1, 4, n, tables), generator=generator)
+    sources = torch.randint(0, buckets, (1, 2, m, tables), generator=generator)
+    targets[:, :, ::7], sources[:, :, ::11] = IGNORED, IGNORED
+    return targets, sources, torch.randint(-8, 9, (1, 2, m, 5), generator=generator).float()
+
+
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "torch"])
+@pytest.mark.parametrize(("n", "m"), [(40_000, 40_000), (40_000, 17_000), (300, 33_000), (33_000, 16_385)])
+@pytest.mark.parametrize("buckets", [1, 6, 40_000, 2**50])
+@pytest.mark.parametrize("order", [-1, 0, 1])
+def test_long_inputs_equal_the_torch_backend(backend, n, m, buckets, order):
+    # Sums of these integers are exact, so that many blocks and one block must agree to the bit.
+    targets, sources, value = random_codes(buckets, n, m)
+    hint = buckets if buckets < 2**40 else 0
+    with use_backend("torch"):
+        expected = collect(targets, sources, value, order, hint, False)
+    with use_backend(backend):
+        for one_table in (False, True):
+            got = collect(targets, sources, value, order, hint, one_table)
+            assert torch.equal(got[0], expected[0])
+            assert torch.equal(got[1], expected[1])
+        newest = latest(targets, sources, hint)
+    with use_backend("torch"):
+        assert torch.equal(newest, latest(targets, sources, hint))
+
+
+@EVERY
+def test_sums_in_float32_do_not_drift_in_one_huge_bucket(backend):
+    tolerance = 1e-3 if backend == "torch" else 2e-7  # index_add_ sums in float32, one after the other
+    n = 300_000
+    codes = torch.zeros(1, 1, n, 1, dtype=torch.int64)
+    value = torch.full((1, 1, n, 1), 0.1)
+    with use_backend(backend):
+        for order in (0, 1):
+            mean, _ = average(codes, codes, value, order, 1, False)
+            assert mean[0, 0, -1, 0].item() == pytest.approx(0.1, rel=tolerance)
+
+
+@EVERY
+@pytest.mark.parametrize("order", [-1, 0, 1])
+def test_results_do_not_depend_on_the_number_of_threads(backend, order):
+    targets, sources, _ = random_codes(16, 40_000, 40_000)
+    value = torch.randn(1, 2, 40_000, 5, generator=torch.Generator().manual_seed(0))
+    threads, results = torch.get_num_threads(), []
+    try:
+        with use_backend(backend):
+            for count in (1, 2, 5):
+                torch.set_num_threads(count)
+                results.append(collect(targets, sources, value, order, 16, False)[0])
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
 @EVERY
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 2**31))
 def test_equal_rows_share_a_code(backend, n, m, seed):
@@ -83,12 +176,15 @@ def test_equal_rows_share_a_code(backend, n, m, seed):
 @EVERY
 def test_the_ops_pass_torchs_own_checks(backend):
     generator = torch.Generator().manual_seed(0)
-    targets = torch.randint(-1, 4, (2, 2, 5, 3), generator=generator)
-    sources = torch.randint(-1, 4, (2, 1, 6, 3), generator=generator)
+    targets = torch.randint(0, 4, (2, 2, 5, 3), generator=generator)
+    sources = torch.randint(0, 4, (2, 1, 6, 3), generator=generator)
+    targets[0, 0, 0], sources[0, 0, 0] = IGNORED, IGNORED  # not NO_BUCKET: NaN would equal nothing
     value = torch.randn(2, 1, 6, 4, generator=generator, dtype=torch.float64, requires_grad=True)
     with use_backend(backend):
         for order in (-1, 0, 1):
             torch.library.opcheck(collect, (targets, sources, value, order, 4, False))
+        for order in (0, 1):
+            torch.library.opcheck(average, (targets, sources, value, order, 4, False))
         torch.library.opcheck(latest, (targets, sources, 4))
         torch.library.opcheck(equal_rows, (value.detach(), value.detach()))
 

@@ -6,14 +6,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from annattn.attention.inputs import accumulator, check_hasher, check_inputs, grouped, meets_flagged, ungrouped
+from annattn.attention.inputs import accumulator, check_hasher, check_inputs
 from annattn.errors import InputError
-from annattn.kernels import collect, hash_pair
-from annattn.lsh import NO_BUCKET, Hasher
+from annattn.kernels import IGNORED, attend, hash_pair, write_slope
+from annattn.lsh import Hasher
 
-__all__ = ["anna_attention", "hash_together"]
+__all__ = ["Gradient", "anna_attention", "hash_inputs", "wanted_slope"]
 
 Empty = Literal["zero", "nan"]
+Gradient = Literal["linear", "exact", "none"]
 Algorithm = Literal["auto", "tables", "linear_memory"]
 
 
@@ -27,6 +28,7 @@ def anna_attention(
     key_mask: Bool[Tensor, "batch keys"] | None = None,
     empty: Empty = "zero",
     algorithm: Algorithm = "auto",
+    gradient: Gradient = "linear",
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """Σ_j c_ij v_j / Σ_j c_ij, with c_ij the number of tables in which query i and key j share a bucket.
 
@@ -41,6 +43,9 @@ def anna_attention(
         empty: what a query that meets no key gets, "zero" or "nan"; the paper leaves its 0/0 open.
         algorithm: "tables" builds all ℓ tables (Algorithm 1), "linear_memory" one at a time; "auto" takes the tables
             while they hold no more rows than queries and keys together. The numbers are the same.
+        gradient: what queries and keys get. A collision has no derivative, so it is that of the collision probability
+            p(x)^z at cosine x, on the pairs that met: "exact" weighs a pair by z·p'(x)/p(x), "linear" by a constant,
+            which keeps the backward pass linear in n; "none" trains the values alone. Theirs is exact either way.
 
     >>> import annattn as aa
     >>> hasher = aa.lsh.Hyperplane(2).sample(tables=4, hashes=8, seed=0)
@@ -54,38 +59,34 @@ def anna_attention(
         raise InputError("empty", given=repr(empty), expected='"zero" or "nan"')
     if algorithm not in ("auto", "tables", "linear_memory"):
         raise InputError("algorithm", given=repr(algorithm), expected='"auto", "tables" or "linear_memory"')
-    query_codes, key_codes, poisoned = hash_together(hasher, query, key, key_mask, is_causal=is_causal)
-    key_heads, n_keys = key.shape[1:3]
+    query_codes, key_codes = hash_inputs(hasher, query, key, key_mask)
+    n_keys = key.shape[2]
     rows_in_tables = hasher.tables * min(hasher.buckets or n_keys, n_keys)
     one_table = algorithm == "linear_memory" or (algorithm == "auto" and rows_in_tables > 2 * (query.shape[2] + n_keys))
-    total, count = collect(
-        grouped(query_codes, key_heads),
-        grouped(key_codes, key_heads),
-        grouped(value.to(accumulator(value.dtype)), key_heads),
-        int(is_causal),
-        hasher.buckets or 0,
-        one_table,
+    out, count = attend(
+        query,
+        key,
+        value.to(accumulator(value.dtype)),
+        (query_codes, key_codes),
+        order=int(is_causal),
+        buckets=hasher.buckets or 0,
+        one_table_at_a_time=one_table,
+        slope=wanted_slope(hasher, gradient, query, key),
     )
-    count = ungrouped(count, query)[..., None]
-    out = ungrouped(total, query) / count.clamp(min=1)
     if empty == "nan":
-        poisoned = poisoned | (count == 0)
-    return out.masked_fill(poisoned, torch.nan).to(value.dtype)
+        out = out.masked_fill(count[..., None] == 0, torch.nan)
+    return out.to(value.dtype)
 
 
-def hash_together(
-    hasher: Hasher, query: Tensor, key: Tensor, key_mask: Tensor | None, *, is_causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes of queries and of the keys that take part, and which outputs must be NaN (batch, heads, queries, 1).
-
-    An output is NaN when its query, or a key it may see, has no bucket: where that key belongs is unknown, and any
-    number would be a guess.
-    """
+def hash_inputs(hasher: Hasher, query: Tensor, key: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Codes of queries and keys, with the masked keys ignored."""
     query_codes, key_codes = hash_pair(hasher, query, key)
-    lost = key_codes[..., 0] == NO_BUCKET
     if key_mask is not None:
-        lost = lost & key_mask[:, None]
-        key_codes = key_codes.masked_fill(~key_mask[:, None, :, None], NO_BUCKET)
-    share = query.shape[1] // key.shape[1] if key.shape[1] else 0
-    met = meets_flagged(lost, query.shape[2], is_causal=is_causal).repeat_interleave(share, 1)
-    return query_codes, key_codes, ((query_codes[..., 0] == NO_BUCKET) | met)[..., None]
+        key_codes = key_codes.masked_fill(~key_mask[:, None, :, None], IGNORED)
+    return query_codes, key_codes
+
+
+def wanted_slope(hasher: Hasher, gradient: str, query: Tensor, key: Tensor) -> str:
+    """The gradient asked for, when queries or keys want one."""
+    needed = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
+    return write_slope(hasher, gradient, needed=needed)

@@ -3,10 +3,9 @@
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from annattn.attention.inputs import accumulator, check_inputs, grouped, ungrouped
+from annattn.attention.inputs import accumulator, check_inputs
 from annattn.errors import InputError
-from annattn.kernels import collect, equal_rows
-from annattn.lsh import NO_BUCKET
+from annattn.kernels import IGNORED, average, equal_rows
 
 __all__ = ["exact_match_attention"]
 
@@ -36,8 +35,6 @@ def exact_match_attention(
         query, key = query.new_zeros(*query.shape[:3], 1), key.new_zeros(*key.shape[:3], 1)
     query_codes, key_codes = equal_rows(query, key)
     if key_mask is not None:
-        key_codes = key_codes.masked_fill(~key_mask[:, None, :, None], NO_BUCKET)
-    heads = key.shape[1]
-    values = grouped(value.to(accumulator(value.dtype)), heads)
-    total, count = collect(grouped(query_codes, heads), grouped(key_codes, heads), values, int(is_causal), 0, True)
-    return ungrouped(total / count[..., None].clamp(min=1), query).to(value.dtype)
+        key_codes = key_codes.masked_fill(~key_mask[:, None, :, None], IGNORED)
+    out, _ = average(query_codes, key_codes, value.to(accumulator(value.dtype)), int(is_causal), 0, True)
+    return out.to(value.dtype)

@@ -6,7 +6,7 @@ from torch import Tensor
 from annattn.errors import InputError
 from annattn.lsh import Hasher
 
-__all__ = ["accumulator", "check_hasher", "check_inputs", "check_mask", "grouped", "meets_flagged", "ungrouped"]
+__all__ = ["accumulator", "check_hasher", "check_inputs", "check_mask", "grouped", "ungrouped"]
 
 _LAYOUT = "(batch, heads, n, dim)"
 
@@ -92,13 +92,3 @@ def grouped(x: Tensor, key_heads: int) -> Tensor:
 def ungrouped(x: Tensor, query: Tensor) -> Tensor:
     """The inverse of `grouped` for what was computed from this query."""
     return x.reshape(*query.shape[:2], *x.shape[2:])
-
-
-def meets_flagged(flagged: Tensor, n_queries: int, *, is_causal: bool) -> Tensor:
-    """Which queries may see some flagged key: (batch, key heads, n_keys) to (batch, key heads, n_queries)."""
-    n_keys = flagged.shape[-1]
-    if n_keys == 0 or not is_causal:
-        return flagged.any(-1, keepdim=True).expand(*flagged.shape[:-1], n_queries)
-    so_far = flagged.int().cummax(-1).values.bool()
-    horizon = torch.arange(n_queries, device=flagged.device) + (n_keys - n_queries)
-    return so_far[..., horizon.clamp(min=0)] & (horizon >= 0)

@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from annattn.attention.anna import hash_together
-from annattn.attention.inputs import accumulator, check_hasher, check_inputs, grouped, ungrouped
-from annattn.kernels import latest
+from annattn.attention.anna import Gradient, hash_inputs, wanted_slope
+from annattn.attention.inputs import accumulator, check_hasher, check_inputs
+from annattn.kernels import latest, latest_mean, spoiled
 from annattn.lsh import Hasher
 
 __all__ = ["latest_match_attention"]
@@ -19,10 +19,11 @@ def latest_match_attention(
     hasher: Hasher,
     *,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
+    gradient: Gradient = "linear",
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """Causal: each bucket holds its newest value, and a query gets the mean over the tables in which it hits one.
 
-    Keys, masks and non-finite rows are treated as by `anna_attention`; a query that hits nothing gets zeros.
+    Keys, masks, gradients and non-finite rows are treated as by `anna_attention`; a query that hits nothing gets zeros.
 
     >>> import annattn as aa
     >>> hasher = aa.lsh.Hyperplane(2).sample(tables=4, hashes=8, seed=0)
@@ -32,16 +33,8 @@ def latest_match_attention(
     """
     check_inputs(query, key, value, key_mask)
     check_hasher(hasher, query)
-    query_codes, key_codes, poisoned = hash_together(hasher, query, key, key_mask, is_causal=True)
-    heads = key.shape[1]
-    newest = latest(grouped(query_codes, heads), grouped(key_codes, heads), hasher.buckets or 0)
-    values = grouped(value.to(accumulator(value.dtype)), heads)[:, 0]
-    total = values.new_zeros(*newest.shape[:3], values.shape[-1])
-    if values.shape[1]:
-        for position in newest.unbind(-1):
-            at = position.clamp(min=0).flatten(1)[..., None].expand(-1, -1, values.shape[-1])
-            found = values.gather(1, at).reshape(total.shape)
-            total = total + torch.where((position >= 0)[..., None], found, 0)
-    hits = (newest >= 0).sum(-1, keepdim=True)
-    out = ungrouped(total / hits.clamp(min=1), query)
-    return out.masked_fill(poisoned, torch.nan).to(value.dtype)
+    query_codes, key_codes = hash_inputs(hasher, query, key, key_mask)
+    newest = latest(query_codes, key_codes, hasher.buckets or 0)
+    slope = wanted_slope(hasher, gradient, query, key)
+    out = latest_mean(query, key, value.to(accumulator(value.dtype)), newest, slope)
+    return out.masked_fill(spoiled(query_codes, key_codes, 1)[..., None], torch.nan).to(value.dtype)

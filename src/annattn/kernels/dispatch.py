@@ -8,12 +8,13 @@ from types import ModuleType
 from torch import Tensor
 
 from annattn.errors import BackendError, InputError
-from annattn.kernels import torch_backend
+from annattn.kernels import numba_backend, torch_backend
 
 __all__ = ["BACKENDS", "choose", "use_backend"]
 
 # In order of preference. Each is a module with the functions of torch_backend and `unsupported_reasons(value)`.
 BACKENDS: dict[str, ModuleType] = {
+    "numba": numba_backend,
     "torch": torch_backend,
 }
 

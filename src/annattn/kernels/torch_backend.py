@@ -1,15 +1,16 @@
 """Bucket primitives in plain torch: any device, and the truth for the other backends.
 
-Codes are (groups, share, n, tables): a group is one key head of one batch row, `share` the query heads it serves.
-A row whose code is `NO_BUCKET` meets nothing. Values are accumulated in the dtype they come in.
+Codes are (batch, heads, n, tables), where one side may have a multiple of the other's heads and each of these then
+serves equally many of them. A row with a negative code meets nothing. Values are accumulated in the dtype they come in.
 """
 
 import torch
 from torch import Tensor
 
+from annattn.kernels.codes import IGNORED, heads_and_shares, spoiled
 from annattn.lsh import NO_BUCKET, Hasher, Identity
 
-__all__ = ["collect", "equal_rows", "hash_pair", "latest", "unsupported_reasons"]
+__all__ = ["average", "collect", "equal_rows", "hash_pair", "latest", "unsupported_reasons"]
 
 _BLOCK = 128  # targets of a causal block: pairs inside it are compared one by one, earlier ones read from the tables
 
@@ -26,7 +27,10 @@ def hash_pair(hasher: Hasher, query: Tensor, key: Tensor) -> tuple[Tensor, Tenso
 
 def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Codes in one table that are equal exactly when rows are."""
-    return hash_pair(Identity(query.shape[-1]).sample(tables=1, hashes=1), query, key)
+    hasher = Identity(query.shape[-1]).sample(tables=1, hashes=1)
+    # A row with NaN equals nothing, which is known: it takes no part, and spoils nothing.
+    codes = [codes.masked_fill(codes == NO_BUCKET, IGNORED) for codes in hash_pair(hasher, query, key)]
+    return codes[0], codes[1]
 
 
 def collect(
@@ -37,6 +41,9 @@ def collect(
     order 0: a target sees every source. +1: target i sees source j when j is at least as far from the last source as
     i is from the last target (causal attention). -1: the mirrored relation (its transpose, for the backward pass).
     """
+    shape = target_codes.shape[:3]
+    heads, _, _ = heads_and_shares(target_codes, source_codes)
+    target_codes, source_codes, value = (_grouped(x, heads) for x in (target_codes, source_codes, value))
     offset = source_codes.shape[2] - target_codes.shape[2] if order > 0 else 0 if order < 0 else None
     if order < 0:  # mirrored, a target sees the sources up to its own place, counted from the start
         target_codes, source_codes, value = target_codes.flip(2), source_codes.flip(2), value.flip(2)
@@ -50,15 +57,32 @@ def collect(
                 _collect_all(targets, sources, value, size, total, count)
             else:
                 _collect_causal(targets, sources, value, size, offset, total, count)
-    return (total.flip(2), count.flip(2)) if order < 0 else (total, count)
+    if order < 0:
+        total, count = total.flip(2), count.flip(2)
+    return total.reshape(*shape, value.shape[-1]), count.reshape(shape)
+
+
+def average(
+    target_codes: Tensor, source_codes: Tensor, value: Tensor, order: int, buckets: int, one_table_at_a_time: bool
+) -> tuple[Tensor, Tensor]:
+    """Σ_j c_ij v_j / Σ_j c_ij and Σ_j c_ij; zero where nothing is met.
+
+    NaN where `spoiled` says so.
+    """
+    total, count = collect(target_codes, source_codes, value, order, buckets, one_table_at_a_time)
+    poisoned = spoiled(target_codes, source_codes, order)[..., None]
+    return (total / count[..., None].clamp(min=1)).masked_fill(poisoned, torch.nan), count
 
 
 def latest(target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
     """Per table the position of the newest source in the target's bucket that a causal target sees, or -1."""
     n, m = target_codes.shape[2], source_codes.shape[2]
+    shape = target_codes.shape
+    heads, _, _ = heads_and_shares(target_codes, source_codes)
+    if target_codes.numel() == 0 or source_codes.numel() == 0:
+        return torch.full(shape, -1, dtype=torch.int64, device=target_codes.device)
+    target_codes, source_codes = _grouped(target_codes, heads), _grouped(source_codes, heads)
     found = torch.full(target_codes.shape, -1, dtype=torch.int64, device=target_codes.device)
-    if found.numel() == 0 or source_codes.numel() == 0:
-        return found
     targets, sources, _ = _slots(target_codes, source_codes, buckets)
     # Sources in order of (slot, position); the one wanted is the last not after (slot of the target, its horizon).
     position = torch.arange(m, device=found.device)[:, None]
@@ -68,7 +92,13 @@ def latest(target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
     at = torch.searchsorted(ranked, wanted.flatten(), right=True) - 1
     candidate = ranked[at.clamp(min=0)].reshape(wanted.shape)
     hit = (at >= 0).reshape(wanted.shape) & (candidate // (m + 1) == targets) & (horizon >= 0)
-    return torch.where(hit, candidate % (m + 1), found)
+    return torch.where(hit, candidate % (m + 1), found).reshape(shape)
+
+
+def _grouped(x: Tensor, heads: int) -> Tensor:
+    """(batch, heads · share, n, …) to (batch · heads, share, n, …)."""
+    batch, all_heads, *rest = x.shape
+    return x.reshape(batch * heads, all_heads // heads if heads else 0, *rest)
 
 
 def _slots(target_codes: Tensor, source_codes: Tensor, buckets: int) -> tuple[Tensor, Tensor, int]:
@@ -90,8 +120,8 @@ def _slots(target_codes: Tensor, source_codes: Tensor, buckets: int) -> tuple[Te
         named, slot = torch.unique(torch.cat([of_target.flatten(), of_source.flatten()]), return_inverse=True)
         targets, sources = slot[:split].reshape(target_codes.shape), slot[split:].reshape(source_codes.shape)
         size = len(named)
-    targets = torch.where(target_codes == NO_BUCKET, size + 1, targets)
-    sources = torch.where(source_codes == NO_BUCKET, size, sources)
+    targets = torch.where(target_codes < 0, size + 1, targets)
+    sources = torch.where(source_codes < 0, size, sources)
     return targets, sources, size + 2
 
 

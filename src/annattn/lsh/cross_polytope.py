@@ -5,6 +5,7 @@ This is the angular LSH of the paper's experiments.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -69,6 +70,19 @@ class CrossPolytope(HashFamily):
         shared = gaussian_probability if self.rotation == "dense" else rotation_probability
         return shared(self.axes, math.cos(unit_angle(distance)))
 
+    def log_slope(self, cosine: Tensor) -> Tensor:
+        """Differences of log `collision_probability` on a fine grid of angles, turned into a slope in the cosine.
+
+        >>> bool(CrossPolytope(16).log_slope(torch.tensor([0.5])) > 0)
+        True
+        """
+        angles, slopes = _slope_grid(self)
+        place = torch.acos(cosine.double().clamp(-1, 1)).clamp(angles[0], angles[-1])
+        right = torch.searchsorted(angles, place.contiguous()).clamp(1, len(angles) - 1)
+        share = (place - angles[right - 1]) / (angles[right] - angles[right - 1])
+        slope = slopes[right - 1] + share * (slopes[right] - slopes[right - 1])
+        return (slope / torch.sin(place)).to(cosine.dtype)
+
     def draw(self, random: np.random.RandomState, functions: int) -> tuple[np.ndarray, ...]:
         """Gaussian matrices (functions, axes, dim), or signs (functions, 3, axes)."""
         if self.rotation == "dense":
@@ -86,6 +100,15 @@ class CrossPolytope(HashFamily):
                 rotated = _hadamard(rotated * signs)
         axis = rotated.abs().argmax(-1, keepdim=True)
         return (2 * axis + (rotated.gather(-1, axis) < 0)).squeeze(-1)
+
+
+@lru_cache(maxsize=64)
+def _slope_grid(family: CrossPolytope) -> tuple[Tensor, Tensor]:
+    """Angles, and −d log p / d angle at them; beyond the angle where p is too small to be known, the last known."""
+    edges = torch.linspace(1e-3, math.pi - 1e-3, 65, dtype=torch.float64)
+    known = [max(family.collision_probability(2 * math.sin(angle / 2)), 1e-5) for angle in edges.tolist()]
+    logs = torch.tensor(known, dtype=torch.float64).log()
+    return (edges[1:] + edges[:-1]) / 2, -logs.diff() / edges.diff()
 
 
 def _hadamard(x: Tensor) -> Tensor:

@@ -68,6 +68,16 @@ class HashFamily(ABC):
     def evaluate(self, parameters: tuple[Tensor, ...], rows: Tensor) -> Tensor:
         """Hash values of `rows` (n, dim) as int64 digits (n, functions · digits_per_hash)."""
 
+    def log_slope(self, cosine: Tensor) -> Tensor | None:
+        """D log p / d cosine of one hash, where the collision probability p is a function of the cosine; else None."""
+        return None
+
+    @property
+    def linear_slope(self) -> float:
+        """One number to stand for `log_slope` everywhere: its value at the right angle, or a better one."""
+        slope = self.log_slope(torch.zeros(1, dtype=torch.float64))
+        return 0.0 if slope is None else slope.item()
+
     def hashable(self, rows: Tensor) -> Tensor:
         """Which of `rows` (n, dim) have a bucket: those without NaN or infinity."""
         return torch.isfinite(rows).all(-1)

@@ -11,6 +11,8 @@ from annattn.lsh.family import HashFamily, unit_angle
 
 __all__ = ["Hyperplane"]
 
+_POLE = 1e-6
+
 
 @dataclass(frozen=True)
 class Hyperplane(HashFamily):
@@ -34,6 +36,20 @@ class Hyperplane(HashFamily):
         0.0
         """
         return 1 - unit_angle(distance) / math.pi
+
+    def log_slope(self, cosine: Tensor) -> Tensor:
+        """1 / (√(1 − x²) · (π − arccos x)) at cosine x, with x kept off ±1, where it has a pole.
+
+        >>> Hyperplane(3).log_slope(torch.zeros(1))
+        tensor([0.6366])
+        """
+        safe = cosine.clamp(-1 + _POLE, 1 - _POLE)
+        return 1 / (torch.sqrt(1 - safe**2) * (math.pi - torch.acos(safe)))
+
+    @property
+    def linear_slope(self) -> float:
+        """½, below `log_slope` everywhere (the lower bound of YOSO attention)."""
+        return 0.5
 
     def draw(self, random: np.random.RandomState, functions: int) -> tuple[np.ndarray, ...]:
         """Normals of the hyperplanes, (functions, dim)."""

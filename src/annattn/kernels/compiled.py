@@ -1,0 +1,44 @@
+"""How kernels are compiled: without the GIL, cached on disk where that is possible, and never in silence."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numba
+
+__all__ = ["kernel", "say_if_slow"]
+
+_PATIENCE = 1.0  # seconds
+_NOTICE = "annattn: compiling kernels; the result is kept on disk for the next time\n"
+
+
+def kernel(function: Callable[..., Any] | None = None, *, fastmath: set[str] | bool = False) -> Any:
+    """Decorator: compile on first call, keep the result on disk for the next process."""
+    if function is None:
+        return lambda function: kernel(function, fastmath=fastmath)
+    try:
+        return numba.njit(function, nogil=True, cache=True, fastmath=fastmath)
+    except RuntimeError:
+        # Numba found no directory it may write to: compile anew in every process.
+        return numba.njit(function, nogil=True, fastmath=fastmath)
+
+
+_warm: set[tuple[object, ...]] = set()
+
+
+@contextmanager
+def say_if_slow(*what: object) -> Iterator[None]:
+    """The first time `what` runs, tell whoever is at the screen if that takes more than a second."""
+    if what in _warm:
+        yield
+        return
+    timer = threading.Timer(_PATIENCE, sys.stderr.write, [_NOTICE])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+        _warm.add(what)
+    finally:
+        timer.cancel()

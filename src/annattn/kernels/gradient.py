@@ -1,0 +1,280 @@
+"""The gradient for queries and keys: that of the collision probability, estimated on the pairs that did collide.
+
+A hard collision has no derivative. Its expectation has one: with x the cosine of query i and key j, z hashes and p(x)
+the collision probability of one, E[c_ij] = ℓ p(x)^z, whose derivative c_ij·z·p'(x)/p(x) estimates without bias. So
+dL/dx_ij = c_ij · w(x_ij) · g_i·(v_j − out_i) / C_i with g the gradient of the output and C_i = Σ_j c_ij.
+
+Three routes to the same sums: all pairs at once (short inputs), bucket by bucket, and pair by pair for buckets too
+small to be worth a matrix product. With a constant w, large buckets need no pairs at all: Σ_j k_j v_jᵀ and Σ_j k_j do.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from annattn.kernels.codes import heads_and_shares
+
+__all__ = ["Slope", "latest_gradient", "query_key_gradient"]
+
+_ALL_PAIRS = 1024**2  # up to this many query-key pairs a head, comparing all of them beats sorting into buckets
+_SMALL = 1024  # pairs of a bucket below which it joins the list of single pairs
+_LIST = 2**16  # single pairs handled at a time
+_CHUNK = 128  # rows of a bucket in a causal pass, or queries against all keys of a bucket otherwise
+
+
+@dataclass(frozen=True)
+class Slope:
+    """w as a function of the cosine, or one number for all pairs."""
+
+    constant: float | None
+    function: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self, cosine: Tensor) -> Tensor | float:
+        """W at these cosines."""
+        if self.constant is not None:
+            return self.constant
+        assert self.function is not None
+        return self.function(cosine)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What the sums need of one group: unit queries and keys, values, g_i/C_i and g_i·out_i/C_i."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    weight: Tensor
+    level: Tensor
+
+    def pick(self, queries: Tensor, keys: Tensor) -> "_Rows":
+        return _Rows(self.query[queries], self.key[keys], self.value[keys], self.weight[queries], self.level[queries])
+
+
+def query_key_gradient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_codes: Tensor,
+    key_codes: Tensor,
+    grad: Tensor,
+    out: Tensor,
+    count: Tensor,
+    *,
+    is_causal: bool,
+    slope: Slope,
+) -> tuple[Tensor, Tensor]:
+    """dL/dquery and dL/dkey of `average`, by whichever route is cheapest."""
+    heads, share, _ = heads_and_shares(query_codes, key_codes)
+    n, m = query.shape[2], key.shape[2]
+    grad_query, grad_key = torch.zeros_like(query, dtype=grad.dtype), torch.zeros_like(key, dtype=grad.dtype)
+    if not query.numel() or not key.numel():
+        return grad_query, grad_key
+    unit_query, query_norm = _unit(query.to(grad.dtype))
+    unit_key, key_norm = _unit(key.to(grad.dtype))
+    weight, level = _scaled(grad, out, count)
+    position = torch.arange(n, device=query.device) + (m - n) if is_causal else None
+    for batch in range(query.shape[0]):
+        for head in range(heads):
+            mine = slice(head * share, (head + 1) * share)
+            rows = _Rows(
+                unit_query[batch, mine].flatten(0, 1),
+                unit_key[batch, head],
+                value[batch, head].to(grad.dtype),
+                weight[batch, mine].flatten(0, 1),
+                level[batch, mine].flatten(),
+            )
+            horizon = None if position is None else position.repeat(share)
+            codes = query_codes[batch, mine].flatten(0, 1), key_codes[batch, head]
+            route = _all_pairs if share * n * m <= _ALL_PAIRS else _by_bucket
+            to_query, to_key = route(rows, *codes, horizon, slope)
+            grad_query[batch, mine] = to_query.reshape(share, n, -1)
+            grad_key[batch, head] = to_key
+    return _tangent(grad_query, unit_query, query_norm), _tangent(grad_key, unit_key, key_norm)
+
+
+def latest_gradient(
+    query: Tensor, key: Tensor, value: Tensor, newest: Tensor, grad: Tensor, out: Tensor, *, slope: Slope
+) -> tuple[Tensor, Tensor]:
+    """The same for latest-match attention, whose pairs are each query with the newest key of each of its buckets."""
+    heads, share, _ = heads_and_shares(newest, key)
+    grad_query, grad_key = torch.zeros_like(query, dtype=grad.dtype), torch.zeros_like(key, dtype=grad.dtype)
+    if not query.numel() or not key.numel():
+        return grad_query, grad_key
+    unit_query, query_norm = _unit(query.to(grad.dtype))
+    unit_key, key_norm = _unit(key.to(grad.dtype))
+    weight, level = _scaled(grad, out, (newest >= 0).sum(-1))
+    for batch in range(query.shape[0]):
+        for head in range(heads):
+            mine = slice(head * share, (head + 1) * share)
+            rows = _Rows(
+                unit_query[batch, mine].flatten(0, 1),
+                unit_key[batch, head],
+                value[batch, head].to(grad.dtype),
+                weight[batch, mine].flatten(0, 1),
+                level[batch, mine].flatten(),
+            )
+            at = newest[batch, mine].flatten(0, 1)
+            met = (at >= 0).nonzero()
+            sums = _Sums(rows)
+            sums.add_pairs(met[:, 0], at[at >= 0], slope)
+            grad_query[batch, mine] = sums.query.reshape(share, query.shape[2], -1)
+            grad_key[batch, head] = sums.key
+    return _tangent(grad_query, unit_query, query_norm), _tangent(grad_key, unit_key, key_norm)
+
+
+def _scaled(grad: Tensor, out: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """g_i/C_i and g_i·out_i/C_i; an output that is NaN pulls on nothing."""
+    weight = grad / count[..., None].clamp(min=1)
+    level = (weight * out.to(grad.dtype).nan_to_num()).sum(-1)
+    return weight, level
+
+
+def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
+    norm = x.norm(dim=-1, keepdim=True)
+    safe = torch.where((norm > 0) & norm.isfinite(), norm, 1)
+    return (x / safe).nan_to_num(0, 0, 0), safe
+
+
+def _tangent(grad: Tensor, unit: Tensor, norm: Tensor) -> Tensor:
+    """From the unit vector to the vector: only what turns it counts."""
+    return (grad - (grad * unit).sum(-1, keepdim=True) * unit) / norm
+
+
+class _Sums:
+    """dL/dq̂ and dL/dk̂ of one group while they are added up."""
+
+    def __init__(self, rows: _Rows) -> None:
+        self.rows = rows
+        self.query, self.key = torch.zeros_like(rows.query), torch.zeros_like(rows.key)
+
+    def add_pairs(self, queries: Tensor, keys: Tensor, slope: Slope) -> None:
+        """One term for each listed pair."""
+        for i, j in zip(queries.split(_LIST), keys.split(_LIST), strict=True):
+            part = self.rows.pick(i, j)
+            push = (part.weight * part.value).sum(-1) - part.level
+            push = (push * slope((part.query * part.key).sum(-1)))[:, None]
+            self.query.index_add_(0, i, push * part.key)
+            self.key.index_add_(0, j, push * part.query)
+
+    def add_bucket(self, queries: Tensor, keys: Tensor, horizon: Tensor | None, slope: Slope) -> None:
+        """One term for each pair of a bucket whose members are given in order of time."""
+        part = self.rows.pick(queries, keys)
+        if slope.constant is None or (horizon is None and len(queries) * len(keys) < _SMALL * _CHUNK):
+            to_query, to_key = _pairs_of_bucket(part, keys, None if horizon is None else horizon[queries], slope)
+        elif horizon is None:
+            to_query = part.weight @ (part.value.mT @ part.key) - part.level[:, None] * part.key.sum(0)
+            to_key = part.value @ (part.weight.mT @ part.query) - (part.level[:, None] * part.query).sum(0)
+            to_query, to_key = slope.constant * to_query, slope.constant * to_key
+        else:
+            to_query, to_key = _causal_bucket(part, keys, horizon[queries], slope)
+        self.query[queries] += to_query
+        self.key[keys] += to_key
+
+
+def _all_pairs(
+    rows: _Rows, query_codes: Tensor, key_codes: Tensor, horizon: Tensor | None, slope: Slope
+) -> tuple[Tensor, Tensor]:
+    shared = torch.zeros(len(rows.query), len(rows.key), dtype=rows.query.dtype, device=rows.query.device)
+    for q, k in zip(query_codes.unbind(-1), key_codes.unbind(-1), strict=True):
+        shared += (q[:, None] == k) & (k >= 0)
+    if horizon is not None:
+        shared *= torch.arange(len(rows.key), device=shared.device) <= horizon[:, None]
+    push = shared * (rows.weight @ rows.value.nan_to_num(0, 0, 0).mT - rows.level[:, None])
+    push = push * slope(rows.query @ rows.key.mT)
+    return push @ rows.key, push.mT @ rows.query
+
+
+def _by_bucket(
+    rows: _Rows, query_codes: Tensor, key_codes: Tensor, horizon: Tensor | None, slope: Slope
+) -> tuple[Tensor, Tensor]:
+    sums = _Sums(rows)
+    for table in range(query_codes.shape[-1]):
+        queries, keys = query_codes[:, table], key_codes[:, table]
+        small_queries, small_keys = [], []
+        for i, j in _buckets(queries, keys, horizon):
+            if len(i) * len(j) >= _SMALL:
+                sums.add_bucket(i, j, horizon, slope)
+                continue
+            pairs = i.repeat_interleave(len(j)), j.repeat(len(i))
+            if horizon is not None:
+                seen = pairs[1] <= horizon[pairs[0]]
+                pairs = pairs[0][seen], pairs[1][seen]
+            small_queries.append(pairs[0])
+            small_keys.append(pairs[1])
+        if small_queries:
+            sums.add_pairs(torch.cat(small_queries), torch.cat(small_keys), slope)
+    return sums.query, sums.key
+
+
+def _buckets(query_codes: Tensor, key_codes: Tensor, horizon: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Members of every bucket that has both queries and keys, each in order of time."""
+    in_time = torch.arange(len(query_codes), device=query_codes.device)
+    if horizon is not None:
+        in_time = horizon.argsort(stable=True)
+    queries = in_time[query_codes[in_time].argsort(stable=True)]
+    keys = key_codes.argsort(stable=True)
+    names, query_counts = torch.unique_consecutive(query_codes[queries], return_counts=True)
+    key_names, key_counts = torch.unique_consecutive(key_codes[keys], return_counts=True)
+    groups = dict(zip(key_names.tolist(), keys.split(key_counts.tolist()), strict=True))
+    for name, members in zip(names.tolist(), queries.split(query_counts.tolist()), strict=True):
+        if name >= 0 and name in groups:
+            yield members, groups[name]
+
+
+def _pairs_of_bucket(part: _Rows, keys: Tensor, horizon: Tensor | None, slope: Slope) -> tuple[Tensor, Tensor]:
+    to_query, to_key = torch.empty_like(part.query), torch.zeros_like(part.key)
+    for at in torch.arange(len(part.query)).split(_CHUNK):
+        here = slice(int(at[0]), int(at[-1]) + 1)
+        push = part.weight[here] @ part.value.mT - part.level[here, None]
+        push = push * slope(part.query[here] @ part.key.mT)
+        if horizon is not None:
+            push = push * (keys <= horizon[here, None])
+        to_query[here] = push @ part.key
+        to_key += push.mT @ part.query[here]
+    return to_query, to_key
+
+
+def _causal_bucket(part: _Rows, keys: Tensor, horizon: Tensor, slope: Slope) -> tuple[Tensor, Tensor]:
+    """Linear in the size of the bucket: chunks of queries in time, with running sums over the keys before the chunk."""
+    assert slope.constant is not None
+    to_query, to_key = torch.empty_like(part.query), torch.zeros_like(part.key)
+    outer = torch.zeros(part.value.shape[1], part.key.shape[1], dtype=part.key.dtype, device=part.key.device)
+    inner = torch.zeros_like(part.key[0]) if len(part.key) else part.key.new_zeros(part.key.shape[1])
+    starts = range(0, len(part.query), _CHUNK)
+    # Keys before edges[0] are seen by all queries of a chunk, those before edges[1] by some.
+    first, last = (
+        horizon[::_CHUNK].contiguous(),
+        torch.stack([horizon[min(s + _CHUNK, len(horizon)) - 1] for s in starts]),
+    )
+    edges = list(
+        zip(
+            torch.searchsorted(keys, first, right=True).tolist(),
+            torch.searchsorted(keys, last, right=True).tolist(),
+            strict=True,
+        )
+    )
+    done = 0
+    for start, (seen, end) in zip(starts, edges, strict=True):
+        here, near = slice(start, start + _CHUNK), slice(seen, end)
+        outer += part.value[done:seen].mT @ part.key[done:seen]
+        inner = inner + part.key[done:seen].sum(0)
+        done = seen
+        push = (part.weight[here] @ part.value[near].mT - part.level[here, None]) * (keys[near] <= horizon[here, None])
+        to_query[here] = part.weight[here] @ outer - part.level[here, None] * inner + push @ part.key[near]
+        to_key[near] += push.mT @ part.query[here]
+    # The other way round for keys: queries of later chunks see all of a key's chunk.
+    outer.zero_()
+    back = torch.zeros_like(inner)
+    done = len(part.key)
+    for start, (seen, _) in zip(reversed(starts), reversed(edges), strict=True):
+        # Keys in [seen, done) are fully seen by the chunks added so far and by no whole chunk before.
+        to_key[seen:done] += part.value[seen:done] @ outer - back
+        done = seen
+        here = slice(start, start + _CHUNK)
+        outer += part.weight[here].mT @ part.query[here]
+        back = back + (part.level[here, None] * part.query[here]).sum(0)
+    to_key[:done] += part.value[:done] @ outer - back
+    return slope.constant * to_query, slope.constant * to_key

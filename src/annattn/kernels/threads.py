@@ -1,0 +1,62 @@
+"""Fixed pieces of work over a few threads: results never depend on how many there are.
+
+Compiled kernels release the GIL, so plain Python threads are enough. Unlike Numba's own thread pools these may be used
+from several Python threads at once, survive a fork, and leave torch's OpenMP alone.
+"""
+
+import itertools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+__all__ = ["run_pieces"]
+
+_pool: ThreadPoolExecutor | None = None
+
+
+def run_pieces(work: Callable[[int], object], count: int) -> None:
+    """Call work(0) … work(count − 1), on as many threads as torch uses.
+
+    >>> done = []
+    >>> run_pieces(done.append, 3)
+    >>> sorted(done)
+    [0, 1, 2]
+    """
+    helpers = min(torch.get_num_threads(), count) - 1
+    if helpers < 1:
+        for piece in range(count):
+            work(piece)
+        return
+    pieces = itertools.count()
+
+    def drain() -> None:
+        while (piece := next(pieces)) < count:
+            work(piece)
+
+    # The caller works too, so that nothing waits for a free thread of the pool.
+    futures = [_threads().submit(drain) for _ in range(helpers)]
+    try:
+        drain()
+    finally:
+        for future in futures:
+            if not future.cancel():
+                future.result()
+
+
+def _threads() -> ThreadPoolExecutor:
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="annattn")
+    return _pool
+
+
+def _forget() -> None:
+    # A forked child inherits the pool but none of its threads.
+    global _pool
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
