@@ -4,15 +4,16 @@ Pieces are of fixed size and every sum has a fixed order, so results are the sam
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from annattn.kernels import torch_backend
-from annattn.kernels.codes import heads_and_shares
+from annattn.kernels.codes import heads_and_shares, spoiled
 from annattn.kernels.compiled import say_if_slow
-from annattn.kernels.numba_buckets import divide_rows, fill, first_lost, newest, number_codes, read, scan
+from annattn.kernels.numba_buckets import fill, newest, number_codes, read, scan
 from annattn.kernels.numba_hash import hyperplane_codes, padded_columns
 from annattn.kernels.threads import run_pieces
 from annattn.lsh import NO_BUCKET, Hasher, Hyperplane
@@ -21,6 +22,9 @@ __all__ = ["average", "collect", "equal_rows", "hash_pair", "latest", "unsupport
 
 _ROWS = 2048  # rows hashed or read in one piece
 _BLOCK = 8192  # sources put into buckets in one piece
+_TABLES = 4  # tables filled in one piece
+
+_NUMPY = {torch.int64: np.int64, torch.float32: np.float32, torch.float64: np.float64}
 
 Run = Callable[[Callable[[int], object], int], None]
 
@@ -47,59 +51,54 @@ def average(
     target_codes: Tensor, source_codes: Tensor, value: Tensor, order: int, buckets: int, one_table_at_a_time: bool
 ) -> tuple[Tensor, Tensor]:
     """Σ_j c_ij v_j / Σ_j c_ij and Σ_j c_ij: see `torch_backend.average`."""
-    total, count = collect(target_codes, source_codes, value, order, buckets, one_table_at_a_time)
-    heads, share, _ = heads_and_shares(target_codes, source_codes)
-    n, m = target_codes.shape[2], source_codes.shape[2]
-    targets, sources, flat, counts = target_codes.numpy(), source_codes.numpy(), total.numpy(), count.numpy()
-
-    def divide(piece: int) -> None:
-        batch, head = divmod(piece, heads * share)
-        lost = first_lost(sources[batch, head // share], NO_BUCKET)
-        spoiled = targets[batch, head, :, 0] == NO_BUCKET
-        if lost < m:
-            spoiled[0 if order == 0 else max(0, lost - (m - n)) :] = True
-        divide_rows(flat[batch, head].reshape(-1), counts[batch, head], spoiled, 0, n, total.shape[-1])
-
-    if total.numel():
-        run_pieces(divide, target_codes.shape[0] * heads * share)
-    return total, count
+    mean, count = _sums(target_codes, source_codes, value, order, buckets, one_table_at_a_time, divide=True)
+    if _some_lost(target_codes) or _some_lost(source_codes):
+        mean = mean.masked_fill(spoiled(target_codes, source_codes, order)[..., None], torch.nan)
+    return mean, count
 
 
 def collect(
     target_codes: Tensor, source_codes: Tensor, value: Tensor, order: int, buckets: int, one_table_at_a_time: bool
 ) -> tuple[Tensor, Tensor]:
     """Σ_j c_ij v_j and Σ_j c_ij: see `torch_backend.collect`."""
-    heads, share, _ = heads_and_shares(target_codes, source_codes)
+    return _sums(target_codes, source_codes, value, order, buckets, one_table_at_a_time, divide=False)
+
+
+def _sums(
+    target_codes: Tensor,
+    source_codes: Tensor,
+    value: Tensor,
+    order: int,
+    buckets: int,
+    one_table_at_a_time: bool,
+    *,
+    divide: bool,
+) -> tuple[Tensor, Tensor]:
+    heads, share, share_sources = heads_and_shares(target_codes, source_codes)
     batch, _, n, tables = target_codes.shape
     m, width = source_codes.shape[2], value.shape[-1]
     if not target_codes.numel() or not source_codes.numel():
         return value.new_zeros(*target_codes.shape[:3], width), torch.zeros(target_codes.shape[:3], dtype=torch.int64)
-    total = torch.empty(*target_codes.shape[:3], width, dtype=value.dtype)
-    count = torch.empty(target_codes.shape[:3], dtype=torch.int64)
-    targets = target_codes.contiguous().numpy().reshape(batch, heads, -1, n, tables)
-    sources = source_codes.contiguous().numpy().reshape(batch, heads, -1, m, tables)
+    total = _empty(*target_codes.shape[:3], width, dtype=value.dtype)
+    count = _empty(*target_codes.shape[:3])
+    targets = target_codes.contiguous().numpy().reshape(batch * heads, share, n, tables)
+    sources = source_codes.contiguous().numpy().reshape(batch * heads, share_sources, m, tables)
+    totals, counts = total.numpy().reshape(batch * heads, -1), count.numpy().reshape(batch * heads, share, n)
     flat, base, (_, _, stride, _) = _flat(value)
     chunks = [(table, 1) for table in range(tables)] if one_table_at_a_time else [(0, tables)]
 
     def one_group(group: int, run: Run) -> None:
         b, h = divmod(group, heads)
-        into, counts = total[b].numpy().reshape(heads, -1)[h], count[b].numpy().reshape(heads, share, n)[h]
-        first = h * sources.shape[2]
-        bases = np.array(
-            [base(b, first + head) for head in range(sources.shape[2])],
-            dtype=np.int64,
-        )
-        group_targets, group_sources, slots = targets[b, h], sources[b, h], buckets
+        bases = np.array([base(b, h * share_sources + head) for head in range(share_sources)], dtype=np.int64)
+        codes = targets[group], sources[group], buckets
         if not 0 < buckets <= 4 * (n + m):
-            group_targets, group_sources, slots = _numbered(group_targets, group_sources, run)
-        for first_table, count_tables in chunks:
-            _one_chunk(
-                run, group_targets, group_sources, (first_table, count_tables), slots,
-                (flat, bases, stride, width), order, into, counts,
-            )  # fmt: skip
+            codes = _numbered(targets[group], sources[group], run)
+        for first, length in chunks:
+            chunk = _Chunk(*codes, first, length, flat, bases, stride, width, divide and first + length == tables)
+            chunk.add(run, order, totals[group], counts[group])
 
     groups = batch * heads
-    with say_if_slow("collect", value.dtype, order == 0):
+    with say_if_slow("sums", value.dtype, order == 0):
         if groups >= torch.get_num_threads():
             run_pieces(lambda group: one_group(group, _serially), groups)
         else:
@@ -133,71 +132,93 @@ def latest(target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
     return found
 
 
-def _one_chunk(run, targets, sources, chunk, slots, values, order, total, count) -> None:
-    """Add the tables of one chunk to the totals of one group: fill, then read; causal, fill and read in one scan."""
-    first_table, tables = chunk
-    flat, bases, stride, width = values
-    share, n, _ = targets.shape
-    heads, m, _ = sources.shape
-    # As many blocks as hold no more sums than there are values, whatever the threads. Sums are kept in float64, so
-    # that they do not drift however many values a bucket holds.
-    blocks = max(1, m // max(_BLOCK, 2 * tables * slots))
-    edges = [m * block // blocks for block in range(blocks + 1)]
-    sums = np.zeros((blocks, tables, slots * width))
-    tally = np.zeros((blocks, tables, slots), np.int64)
+@dataclass(frozen=True)
+class _Chunk:
+    """The tables of one group that are worked on together."""
 
-    def fill_one(piece: int) -> None:
-        block, table = divmod(piece, tables)
-        begin, end = edges[block], edges[block + 1]
-        if order < 0:
-            begin, end = m - end, m - begin
-        for head in range(heads):
-            codes = sources[head]
-            fill(
-                codes,
-                first_table + table,
-                flat,
-                bases[head],
-                stride,
-                width,
-                begin,
-                end,
-                sums[block, table],
-                tally[block, table],
-            )
+    targets: np.ndarray  # (share, n, tables)
+    sources: np.ndarray  # (share, m, tables)
+    slots: int
+    first: int
+    tables: int
+    flat: np.ndarray
+    bases: np.ndarray
+    stride: int
+    width: int
+    divide: bool
 
-    if order == 0:
-        run(fill_one, blocks * tables)
-        whole, counts = sums.sum(0).astype(flat.dtype), tally.sum(0)
-        pieces = -(-n // _ROWS)
+    def add(self, run: Run, order: int, total: np.ndarray, count: np.ndarray) -> None:
+        """Add these tables to the totals: fill, then read; causal, fill and read in one scan."""
+        m = self.sources.shape[1]
+        # As many blocks as hold no more sums than there are values, whatever the threads. Sums are kept in float64, so
+        # that they do not drift however many values a bucket holds.
+        blocks = max(1, m // max(_BLOCK, 2 * self.tables * self.slots))
+        edges = [m * block // blocks for block in range(blocks + 1)]
+        sums = np.zeros((blocks, self.tables, self.slots * self.width))
+        tally = np.zeros((blocks, self.tables, self.slots), np.int64)
+        if order == 0:
+            self._fill(run, edges, False, sums, tally)
+            self._read(run, sums.sum(0).astype(self.flat.dtype).reshape(-1), tally.sum(0), total, count)
+            return
+        if blocks > 1:
+            self._fill(run, edges[:-1], order < 0, sums, tally)
+            # A block starts from the sums of those before it.
+            sums[1:], tally[1:] = np.cumsum(sums[:-1], 0), np.cumsum(tally[:-1], 0)
+            sums[0], tally[0] = 0, 0
+        self._scan(run, edges, order, sums, tally, total, count)
 
-        def read_one(piece: int) -> None:
-            head, part = divmod(piece, pieces)
-            stop = min((part + 1) * _ROWS, n)
-            into = total[head * n * width : (head + 1) * n * width]
-            read(targets[head], first_table, whole.reshape(-1), counts, width, part * _ROWS, stop, into, count[head])
+    def _fill(self, run: Run, edges: list[int], reverse: bool, sums: np.ndarray, tally: np.ndarray) -> None:
+        m = self.sources.shape[1]
+        parts = -(-self.tables // _TABLES)
 
-        run(read_one, share * pieces)
-        return
-    if blocks > 1:
-        run(fill_one, (blocks - 1) * tables)
-        # A block starts from the sums of those before it.
-        sums[1:], tally[1:] = np.cumsum(sums[:-1], 0), np.cumsum(tally[:-1], 0)
-        sums[0], tally[0] = 0, 0
-    horizon = m - n if order > 0 else 0
-    if first_table == 0 and horizon < 0:
-        # Targets before the first source see nothing, and no scan comes by.
-        total.reshape(share, n, width)[:, :-horizon] = 0
-        count[:, :-horizon] = 0
+        def one(piece: int) -> None:
+            block, part = divmod(piece, parts)
+            here = slice(part * _TABLES, min((part + 1) * _TABLES, self.tables))
+            begin, end = edges[block], edges[block + 1]
+            if reverse:
+                begin, end = m - end, m - begin
+            for head, base in enumerate(self.bases):
+                fill(
+                    self.sources[head], self.first + here.start, here.stop - here.start, self.flat, base, self.stride,
+                    self.width, begin, end, sums[block, here].reshape(-1), tally[block, here],
+                )  # fmt: skip
 
-    def scan_one(block: int) -> None:
-        span = (edges[block], edges[block + 1], block == blocks - 1)
-        scan(
-            targets, sources, first_table, flat, bases, stride, width, span, horizon, order < 0,
-            sums[block].reshape(-1), tally[block], total, count,
-        )  # fmt: skip
+        run(one, (len(edges) - 1) * parts)
 
-    run(scan_one, blocks)
+    def _read(self, run: Run, sums: np.ndarray, tally: np.ndarray, total: np.ndarray, count: np.ndarray) -> None:
+        share, n, _ = self.targets.shape
+        parts = -(-n // _ROWS)
+        rows = total.reshape(share, -1)
+
+        def one(piece: int) -> None:
+            head, part = divmod(piece, parts)
+            read(
+                self.targets[head], self.first, sums, tally, self.width, part * _ROWS, min((part + 1) * _ROWS, n),
+                self.first == 0, self.divide, rows[head], count[head],
+            )  # fmt: skip
+
+        run(one, share * parts)
+
+    def _scan(self, run: Run, edges, order, sums, tally, total, count) -> None:
+        share, n, _ = self.targets.shape
+        horizon = self.sources.shape[1] - n if order > 0 else 0
+        if self.first == 0 and horizon < 0:
+            # Targets before the first source see nothing, and no scan comes by.
+            total.reshape(share, n, -1)[:, :-horizon] = 0
+            count[:, :-horizon] = 0
+
+        def one(block: int) -> None:
+            span = (edges[block], edges[block + 1], block == len(edges) - 2)
+            scan(
+                self.targets, self.sources, self.first, self.flat, self.bases, self.stride, self.width, span, horizon,
+                order < 0, self.first == 0, self.divide, sums[block].reshape(-1), tally[block], total, count,
+            )  # fmt: skip
+
+        run(one, len(edges) - 1)
+
+
+def _some_lost(codes: Tensor) -> bool:
+    return bool((codes[..., 0] == NO_BUCKET).any())
 
 
 def _numbered(targets: np.ndarray, sources: np.ndarray, run: Run) -> tuple[np.ndarray, np.ndarray, int]:
@@ -218,10 +239,10 @@ def _hyperplane_codes(hasher: Hasher, x: Tensor) -> Tensor:
     hasher._check(x)
     x = x.detach().float()
     batch, heads, n, _ = x.shape
-    codes = torch.empty(batch, heads, n, hasher.tables, dtype=torch.int64)
+    codes = _empty(batch, heads, n, hasher.tables)
     if not codes.numel():
         return codes
-    flat, base, (_, _, stride, step) = _flat(x, any_step=True)
+    flat, base, (_, _, stride, _) = _flat(x)
     into = codes.numpy()
     columns, longest = padded_columns(hasher.parameters[0].numpy())
     pieces = -(-n // _ROWS)
@@ -231,7 +252,7 @@ def _hyperplane_codes(hasher: Hasher, x: Tensor) -> Tensor:
         b, h = divmod(head, heads)
         stop = min((part + 1) * _ROWS, n)
         hyperplane_codes(
-            flat, base(b, h), stride, step, columns, longest, hasher.tables, hasher.hashes, into[b, h],
+            flat, base(b, h), stride, columns, longest, hasher.tables, hasher.hashes, into[b, h],
             part * _ROWS, stop,
         )  # fmt: skip
 
@@ -240,10 +261,10 @@ def _hyperplane_codes(hasher: Hasher, x: Tensor) -> Tensor:
     return codes
 
 
-def _flat(x: Tensor, *, any_step: bool = False):
+def _flat(x: Tensor):
     """The storage of a 4-axis tensor as one flat array, where the rows of a head start in it, and its strides."""
     x = x.detach()
-    if (x.stride(-1) != 1 and not any_step) or min(x.stride(), default=0) < 0:
+    if x.stride(-1) != 1:
         x = x.contiguous()
     strides, offset = x.stride(), x.storage_offset()
     if not x.numel():
@@ -251,6 +272,11 @@ def _flat(x: Tensor, *, any_step: bool = False):
     size = offset + sum((length - 1) * stride for length, stride in zip(x.shape, strides, strict=True)) + 1
     flat = x.as_strided((size,), (1,), 0).numpy()
     return flat, lambda b, h: offset + b * strides[0] + h * strides[1], strides
+
+
+def _empty(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Like torch.empty, but by NumPy, which asks for huge pages: touching small ones can cost more than the sums."""
+    return torch.from_numpy(np.empty(shape, _NUMPY[dtype]))
 
 
 def _serially(work: Callable[[int], object], count: int) -> None:

@@ -5,63 +5,112 @@ slot after slot, `width` numbers a slot. A block is a run of positions in time; 
 """
 
 import numpy as np
+from llvmlite import ir
+from numba import types
 
 from annattn.kernels.compiled import kernel
-from annattn.kernels.simd import add_row
+from annattn.kernels.simd import I64, LANES, intrinsic, loop
 
-__all__ = ["divide_rows", "fill", "first_lost", "newest", "number_codes", "read", "scan"]
+__all__ = ["fill", "newest", "number_codes", "read", "scan"]
 
 _STRIP = 256  # rows handled table by table, so that a table and the rows stay in the nearest cache together
 
 
-@kernel
-def fill(codes, table, value, base, stride, width, start, stop, sums, tally):
-    """Add value rows [start, stop) to the buckets of one table."""
-    for row in range(start, stop):
-        code = codes[row, table]
-        if code >= 0:
-            tally[code] += 1
-            add_row(sums, code * width, value, base + row * stride, width)
+@intrinsic
+def _add_row(typingctx, target, at, source, start, count):
+    """target[at + k] += source[start + k] for k below `count`, in the dtype of the target; flat float arrays."""
+    index = types.intp
+    signature = types.void(target, index, source, index, index)
+
+    def generate(context, builder, signature, arguments):
+        target, at, source, start, count = arguments
+        target = context.make_array(signature.args[0])(context, builder, target)
+        source = context.make_array(signature.args[2])(context, builder, source)
+        to = builder.gep(target.data, [at])
+        of = builder.gep(source.data, [start])
+        own, other = (context.get_value_type(array.dtype) for array in (signature.args[0], signature.args[2]))
+
+        sizes = [array.dtype.bitwidth // 8 for array in (signature.args[0], signature.args[2])]
+
+        def add(own, other, k):
+            there = builder.bitcast(builder.gep(to, [k]), own.as_pointer())
+            here = builder.bitcast(builder.gep(of, [k]), other.as_pointer())
+            now, more = builder.load(there, align=sizes[0]), builder.load(here, align=sizes[1])
+            if sizes[0] != sizes[1]:
+                more = builder.fpext(more, own) if sizes[0] > sizes[1] else builder.fptrunc(more, own)
+            builder.store(builder.fadd(now, more), there, align=sizes[0])
+
+        whole = builder.lshr(count, I64(3))
+
+        def eight(k, _):
+            add(ir.VectorType(own, LANES), ir.VectorType(other, LANES), builder.shl(k, I64(3)))
+            return []
+
+        def one(k, _):
+            add(own, other, builder.add(builder.shl(whole, I64(3)), k))
+            return []
+
+        loop(builder, whole, [], eight)
+        loop(builder, builder.and_(count, I64(LANES - 1)), [], one)
+        return context.get_dummy_value()
+
+    return signature, generate
 
 
 @kernel
-def read(codes, first_table, sums, tally, width, start, stop, total, count):
-    """Add to total[start:stop] what each row finds in its buckets; with the first table, start from zero."""
+def fill(codes, first_table, tables, value, base, stride, width, start, stop, sums, tally):
+    """Add value rows [start, stop) to their buckets in `tables` tables from `first_table` on."""
+    slots = tally.shape[1]
+    for strip in range(start, stop, _STRIP):
+        for table in range(tables):
+            for row in range(strip, min(strip + _STRIP, stop)):
+                code = codes[row, first_table + table]
+                if code >= 0:
+                    tally[table, code] += 1
+                    _add_row(sums, (table * slots + code) * width, value, base + row * stride, width)
+
+
+@kernel
+def read(codes, first_table, sums, tally, width, start, stop, is_first, divide, total, count):
+    """Add to total[start:stop] what each row finds in its buckets; start from zero, and divide at the end, if told."""
     slots = tally.shape[1]
     for row in range(start, stop):
-        if first_table == 0:
-            count[row] = 0
-            total[row * width : (row + 1) * width] = 0
+        if is_first:
+            _clear(total, count, row, row, width)
         for table in range(tally.shape[0]):
             code = codes[row, first_table + table]
             if code >= 0:
                 count[row] += tally[table, code]
-                add_row(total, row * width, sums, (table * slots + code) * width, width)
+                _add_row(total, row * width, sums, (table * slots + code) * width, width)
+        if divide:
+            _divide(total, count, row, row, width)
 
 
 @kernel
-def scan(targets, sources, first_table, value, base, stride, width, block, horizon, reverse, sums, tally, total, count):
-    """One pass in time over the positions of `block`: each source goes into its buckets, then targets read theirs.
+def scan(
+    targets, sources, first_table, value, bases, stride, width, block, horizon, reverse, is_first, divide,
+    sums, tally, total, count,
+):  # fmt: skip
+    """One pass in time over the places of `block`: each source goes into its buckets, then targets read theirs.
 
-    targets (share, n, tables) and sources (share, m, tables) have one position in time each; a target at place i reads
-    when the source at place i + horizon is in, and with no source left when it is the last block.
+    targets (share, n, tables) and sources (share, m, tables) have one place in time a row. The target at place i reads
+    when the source at place i + horizon is in; in the last block also those whose horizon lies beyond the sources.
     """
     begin, end, is_last = block
     share_targets, n, _ = targets.shape
     share_sources, m, _ = sources.shape
     slots = tally.shape[1]
-    last_place = end
-    if is_last:
-        last_place = max(end, n + horizon)
-    for strip in range(begin, last_place, _STRIP):
-        strip_end = min(strip + _STRIP, last_place)
-        if first_table == 0:
-            for place in range(max(strip, horizon), min(strip_end, n + horizon)):
+    finish = max(end, n + horizon) if is_last else end
+    for strip in range(begin, finish, _STRIP):
+        strip_end = min(strip + _STRIP, finish)
+        reads = max(strip, horizon), min(strip_end, n + horizon)
+        if is_first:
+            for place in range(reads[0], reads[1]):
                 row = n - 1 - (place - horizon) if reverse else place - horizon
                 for head in range(share_targets):
-                    count[head, row] = 0
-                    total[(head * n + row) * width : (head * n + row + 1) * width] = 0
+                    _clear(total, count[head], head * n + row, row, width)
         for table in range(tally.shape[0]):
+            home = table * slots
             for place in range(strip, strip_end):
                 if place < end:
                     row = m - 1 - place if reverse else place
@@ -69,37 +118,33 @@ def scan(targets, sources, first_table, value, base, stride, width, block, horiz
                         code = sources[head, row, first_table + table]
                         if code >= 0:
                             tally[table, code] += 1
-                            add_row(sums, (table * slots + code) * width, value, base[head] + row * stride, width)
-                at = place - horizon
-                if at >= 0 and at < n:
-                    row = n - 1 - at if reverse else at
+                            _add_row(sums, (home + code) * width, value, bases[head] + row * stride, width)
+                if place >= reads[0] and place < reads[1]:
+                    row = n - 1 - (place - horizon) if reverse else place - horizon
                     for head in range(share_targets):
                         code = targets[head, row, first_table + table]
                         if code >= 0:
                             count[head, row] += tally[table, code]
-                            add_row(total, (head * n + row) * width, sums, (table * slots + code) * width, width)
+                            _add_row(total, (head * n + row) * width, sums, (home + code) * width, width)
+        if divide:
+            for place in range(reads[0], reads[1]):
+                row = n - 1 - (place - horizon) if reverse else place - horizon
+                for head in range(share_targets):
+                    _divide(total, count[head], head * n + row, row, width)
 
 
 @kernel
-def divide_rows(total, count, spoiled, start, stop, width):
-    """Turn sums into means; a row without a count stays zero, a spoiled one becomes NaN."""
-    for row in range(start, stop):
-        here = total[row * width : (row + 1) * width]
-        if spoiled[row]:
-            for k in range(width):
-                here[k] = np.nan
-        elif count[row] > 1:
-            for k in range(width):
-                here[k] /= count[row]
+def _clear(total, count, at, row, width):
+    count[row] = 0
+    total[at * width : (at + 1) * width] = 0
 
 
 @kernel
-def first_lost(codes, lost):
-    """The first position whose code is `lost`, or n."""
-    for row in range(codes.shape[0]):
-        if codes[row, 0] == lost:
-            return row
-    return codes.shape[0]
+def _divide(total, count, at, row, width):
+    here = total[at * width : (at + 1) * width]
+    divisor = total.dtype.type(max(count[row], 1))
+    for k in range(width):
+        here[k] /= divisor
 
 
 @kernel

@@ -5,9 +5,24 @@ have decided are computed again in float64. So the codes are those of `Hyperplan
 """
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
 
 from annattn.kernels.compiled import kernel
-from annattn.kernels.simd import COLUMNS, ROWS, sign_panel
+from annattn.kernels.simd import (
+    I32,
+    I64,
+    LANES,
+    VECTOR,
+    as_bits,
+    as_bytes,
+    declare,
+    intrinsic,
+    load_vector,
+    loop,
+    splat,
+)
 
 __all__ = ["hyperplane_codes", "padded_columns"]
 
@@ -15,6 +30,10 @@ __all__ = ["hyperplane_codes", "padded_columns"]
 # the bound itself.
 _UNIT = 2.0**-24
 _SLACK = 1.01
+
+ROWS = 4  # rows of a panel
+VECTORS = 2  # vectors of columns of a panel
+COLUMNS = VECTORS * LANES
 
 
 def padded_columns(normals: np.ndarray) -> tuple[np.ndarray, float]:
@@ -25,27 +44,118 @@ def padded_columns(normals: np.ndarray) -> tuple[np.ndarray, float]:
     return columns, float(np.sqrt((normals.astype(np.float64) ** 2).sum(1).max()))
 
 
-@kernel(fastmath={"reassoc", "contract", "nsz"})
-def _square_norm(row, dim, step):
-    total = np.float32(0)
-    for k in range(dim):
-        total += row[k * step] * row[k * step]
-    return total
+@intrinsic
+def _sign_panel(typingctx, x, base, row_stride, row, last, columns, first, bounds):
+    """Signs of rows [row, row + 4) times columns[:, first : first + 16], as bits, and which of them are in doubt.
+
+    Entry k of row i is x[base + i · row_stride + k]. Both results are 64 bits, 16 for each row. A projection
+    within bounds[r] of zero is in doubt: its float32 rounding may have decided its sign. Rows beyond `last` repeat it.
+    """
+    index = types.intp
+    signature = types.UniTuple(types.uint64, 2)(x, index, index, index, index, columns, index, bounds)
+
+    def generate(context, builder, signature, arguments):
+        x, base, row_stride, row, last, columns, first, bounds = arguments
+        x = context.make_array(signature.args[0])(context, builder, x)
+        columns = context.make_array(signature.args[5])(context, builder, columns)
+        bounds = context.make_array(signature.args[7])(context, builder, bounds)
+        column_stride = cgutils.unpack_tuple(builder, columns.strides)[0]
+        depth = cgutils.unpack_tuple(builder, columns.shape)[0]
+        rows = []
+        for r in range(ROWS):
+            at = builder.add(row, I64(r))
+            at = builder.select(builder.icmp_signed("<", at, last), at, last)
+            rows.append(builder.gep(x.data, [builder.add(base, builder.mul(at, row_stride))]))
+        panel = builder.gep(as_bytes(builder, columns.data), [builder.mul(first, I64(4))])
+        zero = ir.Constant(VECTOR, [0.0] * LANES)
+        fused = declare(builder, "llvm.fmuladd.v8f32", 3)
+
+        def step(k, sums):
+            depth_row = builder.gep(panel, [builder.mul(k, column_stride)])
+            vectors = [load_vector(builder, depth_row, v * LANES * 4) for v in range(VECTORS)]
+            result = []
+            for r in range(ROWS):
+                spread = splat(builder, builder.load(builder.gep(rows[r], [k])))
+                for v in range(VECTORS):
+                    result.append(builder.call(fused, [spread, vectors[v], sums[r * VECTORS + v]]))
+            return result
+
+        sums = loop(builder, depth, [zero] * (ROWS * VECTORS), step)
+        absolute = declare(builder, "llvm.fabs.v8f32", 1)
+        signs = doubts = I64(0)
+        for r in range(ROWS):
+            bound = splat(builder, builder.load(builder.gep(bounds.data, [I64(r)])))
+            for v in range(VECTORS):
+                projection, place = sums[r * VECTORS + v], I64(LANES * (r * VECTORS + v))
+                positive = builder.fcmp_ordered(">=", projection, zero)
+                doubtful = builder.fcmp_ordered("<=", builder.call(absolute, [projection]), bound)
+                signs = builder.or_(signs, builder.shl(as_bits(builder, positive), place))
+                doubts = builder.or_(doubts, builder.shl(as_bits(builder, doubtful), place))
+        return context.make_tuple(builder, signature.return_type, [signs, doubts])
+
+    return signature, generate
+
+
+@intrinsic
+def _square_norm(typingctx, source, start, count):
+    """Σ source[start + k]² for k below `count`, of a flat float32 array; the order of the sum is its own."""
+    signature = types.float32(source, types.intp, types.intp)
+
+    def generate(context, builder, signature, arguments):
+        source, start, count = arguments
+        source = context.make_array(signature.args[0])(context, builder, source)
+        of = builder.gep(source.data, [start])
+        fused = declare(builder, "llvm.fmuladd.v8f32", 3)
+        whole = builder.lshr(count, I64(3))
+
+        def eight(k, sums):
+            at = builder.gep(of, [builder.shl(k, I64(3))])
+            entries = builder.load(builder.bitcast(at, VECTOR.as_pointer()), align=4)
+            return [builder.call(fused, [entries, entries, sums[0]])]
+
+        (lanes,) = loop(builder, whole, [ir.Constant(VECTOR, [0.0] * LANES)], eight)
+        total = builder.extract_element(lanes, I32(0))
+        for lane in range(1, LANES):
+            total = builder.fadd(total, builder.extract_element(lanes, I32(lane)))
+
+        def one(k, sums):
+            entry = builder.load(builder.gep(of, [builder.add(builder.shl(whole, I64(3)), k)]))
+            return [builder.fadd(sums[0], builder.fmul(entry, entry))]
+
+        (total,) = loop(builder, builder.and_(count, I64(LANES - 1)), [total], one)
+        return total
+
+    return signature, generate
 
 
 @kernel
-def _is_positive(row, step, columns, column):
-    total = 0.0
-    for k in range(columns.shape[0]):
-        total += np.float64(row[k * step]) * np.float64(columns[k, column])
-    return total >= 0
+def _settle(x, start, columns, column, r, signs, doubts):
+    """Replace the doubtful signs of row r of a panel by those of float64 projections."""
+    for j in range(COLUMNS):
+        bit = np.uint64(1) << np.uint64(COLUMNS * r + j)
+        if doubts & bit:
+            total = 0.0
+            for k in range(columns.shape[0]):
+                total += np.float64(x[start + k]) * np.float64(columns[k, column + j])
+            signs = signs | bit if total >= 0 else signs & ~bit
+    return signs
 
 
 @kernel
-def hyperplane_codes(x, base, stride, step, columns, longest, tables, hashes, codes, start, stop):
+def _cut(words, place, length):
+    """Bits [place, place + length) of a row of 64-bit words, for a length of at most 63."""
+    low, shift = place >> 6, np.uint64(place & 63)
+    code = words[low] >> shift
+    if shift != 0:
+        code |= words[low + 1] << (np.uint64(64) - shift)
+    return np.int64(code & ((np.uint64(1) << np.uint64(length)) - np.uint64(1)))
+
+
+@kernel
+def hyperplane_codes(x, base, stride, columns, longest, tables, hashes, codes, start, stop):
     """Write codes[start:stop] (n, tables); -1 for rows that are not finite.
 
-    Entry k of row i is x[base + i · stride + k · step], float32.
+    Entry k of row i is x[base + i · stride + k], float32.
     """
     dim = columns.shape[0]
     unit = dim * _UNIT
@@ -56,8 +166,8 @@ def hyperplane_codes(x, base, stride, step, columns, longest, tables, hashes, co
     for first in range(start, stop, ROWS):
         rows = min(ROWS, stop - first)
         for r in range(ROWS):
-            row = x[base + min(first + r, stop - 1) * stride :]
-            square = _square_norm(row, dim, step) if step != 1 else _square_norm(row, dim, 1)
+            row = base + min(first + r, stop - 1) * stride
+            square = _square_norm(x, row, dim)
             usable[r] = True
             # Outside this range float32 squares overflow or lose digits: then every sign is in doubt.
             if square > 1e-20 and square < 1e35:
@@ -65,28 +175,24 @@ def hyperplane_codes(x, base, stride, step, columns, longest, tables, hashes, co
             else:
                 bounds[r] = np.inf
                 for k in range(dim):
-                    if not np.isfinite(row[k * step]):
+                    if not np.isfinite(x[row + k]):
                         usable[r] = False
         words[:] = 0
         for column in range(0, columns.shape[1], COLUMNS):
-            signs, doubts = sign_panel(x, base, stride, step, first, stop - 1, columns, column, bounds)
-            for r in range(rows):
-                bits = (signs >> np.uint64(COLUMNS * r)) & np.uint64(0xFFFF)
-                doubt = (doubts >> np.uint64(COLUMNS * r)) & np.uint64(0xFFFF)
-                if doubt != 0 and usable[r]:
-                    for j in range(COLUMNS):
-                        one = np.uint64(1) << np.uint64(j)
-                        if doubt & one:
-                            bits &= ~one
-                            if _is_positive(x[base + (first + r) * stride :], step, columns, column + j):
-                                bits |= one
-                words[r, column >> 6] |= bits << np.uint64(column & 63)
-        mask = (np.uint64(1) << np.uint64(hashes)) - np.uint64(1)
+            signs, doubts = _sign_panel(x, base, stride, first, stop - 1, columns, column, bounds)
+            if doubts != 0:
+                for r in range(rows):
+                    if usable[r]:
+                        signs = _settle(x, base + (first + r) * stride, columns, column, r, signs, doubts)
+            place, shift = column >> 6, np.uint64(column & 63)
+            for r in range(ROWS):
+                words[r, place] |= ((signs >> np.uint64(COLUMNS * r)) & np.uint64(0xFFFF)) << shift
         for r in range(rows):
-            for table in range(tables):
-                place = table * hashes
-                low, shift = place >> 6, np.uint64(place & 63)
-                code = words[r, low] >> shift
-                if shift != 0:
-                    code |= words[r, low + 1] << (np.uint64(64) - shift)
-                codes[first + r, table] = np.int64(code & mask) if usable[r] else -1
+            if not usable[r]:
+                codes[first + r] = -1
+            elif hashes == 8:
+                for table in range(tables):
+                    codes[first + r, table] = (words[r, table >> 3] >> np.uint64(8 * (table & 7))) & np.uint64(0xFF)
+            else:
+                for table in range(tables):
+                    codes[first + r, table] = _cut(words[r], table * hashes, hashes)

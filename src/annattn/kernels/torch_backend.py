@@ -1,7 +1,8 @@
 """Bucket primitives in plain torch: any device, and the truth for the other backends.
 
 Codes are (batch, heads, n, tables), where one side may have a multiple of the other's heads and each of these then
-serves equally many of them. A row with a negative code meets nothing. Values are accumulated in the dtype they come in.
+serves equally many of them. A row with a negative code meets nothing. Buckets add up in float64, so that sums do not
+drift however many values a bucket holds.
 """
 
 import torch
@@ -126,9 +127,9 @@ def _slots(target_codes: Tensor, source_codes: Tensor, buckets: int) -> tuple[Te
 
 
 def _collect_all(targets: Tensor, sources: Tensor, value: Tensor, size: int, total: Tensor, count: Tensor) -> None:
-    table, tally = _fill(value.new_zeros(size, value.shape[-1]), _tally(size, value), sources, value)
+    table, tally = _fill(_zeros(size, value), _tally(size, value), sources, value)
     for slots in targets.unbind(-1):
-        total += table[slots]
+        total += table[slots].to(total.dtype)
         count += tally[slots]
 
 
@@ -136,7 +137,7 @@ def _collect_causal(
     targets: Tensor, sources: Tensor, value: Tensor, size: int, offset: int, total: Tensor, count: Tensor
 ) -> None:
     n, m = targets.shape[2], sources.shape[2]
-    table, tally = value.new_zeros(size, value.shape[-1]), _tally(size, value)
+    table, tally = _zeros(size, value), _tally(size, value)
     filled = 0
     for first in range(0, n, _BLOCK):
         last = min(first + _BLOCK, n)
@@ -146,7 +147,7 @@ def _collect_causal(
         filled = seen
         block = slice(first, last)
         for slots in targets[:, :, block].unbind(-1):
-            total[:, :, block] += table[slots]
+            total[:, :, block] += table[slots].to(total.dtype)
             count[:, :, block] += tally[slots]
         if end > seen:
             i = torch.arange(first, last, device=value.device)[:, None]
@@ -169,12 +170,17 @@ def _weighted(shared: Tensor, value: Tensor) -> Tensor:
     return torch.where(touched, spoiled, result)
 
 
+def _zeros(size: int, value: Tensor) -> Tensor:
+    dtype = value.dtype if value.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    return torch.zeros(size, value.shape[-1], dtype=dtype, device=value.device)
+
+
 def _tally(size: int, value: Tensor) -> Tensor:
     return torch.zeros(size, dtype=torch.int64, device=value.device)
 
 
 def _fill(table: Tensor, tally: Tensor, sources: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    rows = value.flatten(0, 2)
+    rows = value.flatten(0, 2).to(table.dtype)
     for slots in sources.unbind(-1):
         flat = slots.flatten()
         table.index_add_(0, flat, rows)
