@@ -13,10 +13,10 @@ from torch import Tensor
 from annattn.kernels import torch_backend
 from annattn.kernels.codes import heads_and_shares, spoiled
 from annattn.kernels.compiled import say_if_slow
-from annattn.kernels.numba_buckets import fill, newest, number_codes, read, scan
+from annattn.kernels.numba_buckets import fill, newest, number_codes, number_rows, read, scan
 from annattn.kernels.numba_hash import hyperplane_codes, padded_columns
 from annattn.kernels.threads import run_pieces
-from annattn.lsh import NO_BUCKET, Hasher, Hyperplane
+from annattn.lsh import NO_BUCKET, Hasher, Hyperplane, Identity
 
 __all__ = ["average", "collect", "equal_rows", "hash_pair", "latest", "unsupported_reasons"]
 
@@ -24,6 +24,7 @@ _ROWS = 2048  # rows hashed or read in one piece
 _BLOCK = 8192  # sources put into buckets in one piece
 _TABLES = 4  # tables filled in one piece
 
+_ONE_COPY = torch.empty(1, 0)
 _NUMPY = {torch.int64: np.int64, torch.float32: np.float32, torch.float64: np.float64}
 
 Run = Callable[[Callable[[int], object], int], None]
@@ -44,7 +45,23 @@ def hash_pair(hasher: Hasher, query: Tensor, key: Tensor) -> tuple[Tensor, Tenso
 
 def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Codes in one table that are equal exactly when rows are."""
-    return torch_backend.equal_rows(query, key)
+    family = Identity(query.shape[-1])
+    heads, share, _ = heads_and_shares(query, key)
+    n, m = query.shape[2], key.shape[2]
+    query_codes, key_codes = _empty(*query.shape[:3], 1), _empty(*key.shape[:3], 1)
+
+    def one(group: int) -> None:
+        b, h = divmod(group, heads)
+        mine = slice(h * share, (h + 1) * share)
+        rows = torch.cat([key[b, h], query[b, mine].flatten(0, 1)]).detach()
+        numbers = np.empty(len(rows), np.int64)
+        number_rows(family.evaluate((_ONE_COPY,), rows).numpy(), family.hashable(rows).numpy(), numbers)
+        key_codes[b, h, :, 0] = torch.from_numpy(numbers[:m])
+        query_codes[b, mine, :, 0] = torch.from_numpy(numbers[m:]).reshape(share, n)
+
+    with say_if_slow("rows"):
+        run_pieces(one, key.shape[0] * heads)
+    return query_codes, key_codes
 
 
 def average(

@@ -11,7 +11,7 @@ from numba import types
 from annattn.kernels.compiled import kernel
 from annattn.kernels.simd import I64, LANES, intrinsic, loop
 
-__all__ = ["fill", "newest", "number_codes", "read", "scan"]
+__all__ = ["fill", "newest", "number_codes", "number_rows", "read", "scan"]
 
 _STRIP = 256  # rows handled table by table, so that a table and the rows stay in the nearest cache together
 
@@ -171,20 +171,16 @@ def number_codes(targets, sources, table, new_targets, new_sources):
 
     Open addressing with the full code compared, so that no two codes ever share a number. Returns how many there are.
     """
-    m = sources.shape[0]
-    size = 16
-    while size < 2 * m:
-        size *= 2
-    names = np.full(size, -1, np.int64)
-    numbers = np.empty(size, np.int64)
-    mask = np.uint64(size - 1)
+    names = np.full(_room(sources.shape[0]), -1, np.int64)
+    numbers = np.empty(len(names), np.int64)
+    mask = np.uint64(len(names) - 1)
     used = 0
-    for row in range(m):
+    for row in range(sources.shape[0]):
         code = sources[row, table]
         if code < 0:
             new_sources[row, table] = code
             continue
-        at = (np.uint64(code) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(20) & mask
+        at = _mixed(np.uint64(code)) & mask
         while names[at] != -1 and names[at] != code:
             at = (at + np.uint64(1)) & mask
         if names[at] == -1:
@@ -197,8 +193,61 @@ def number_codes(targets, sources, table, new_targets, new_sources):
         if code < 0:
             new_targets[row, table] = code
             continue
-        at = (np.uint64(code) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(20) & mask
+        at = _mixed(np.uint64(code)) & mask
         while names[at] != -1 and names[at] != code:
             at = (at + np.uint64(1)) & mask
         new_targets[row, table] = numbers[at] if names[at] == code else -2
     return used
+
+
+@kernel
+def number_rows(rows, usable, numbers):
+    """Number equal rows (n, width) of int64 alike, in order of appearance; those not usable get -2.
+
+    The same open addressing, with whole rows compared.
+    """
+    count, width = rows.shape
+    holders = np.full(_room(count), -1, np.int64)
+    mask = np.uint64(len(holders) - 1)
+    used = 0
+    for row in range(count):
+        if not usable[row]:
+            numbers[row] = -2
+            continue
+        at = np.uint64(0)
+        for k in range(width):
+            at = _mixed(at ^ np.uint64(rows[row, k]))
+        at &= mask
+        while True:
+            holder = holders[at]
+            if holder == -1:
+                holders[at] = row
+                numbers[row] = used
+                used += 1
+                break
+            same = True
+            for k in range(width):
+                if rows[holder, k] != rows[row, k]:
+                    same = False
+                    break
+            if same:
+                numbers[row] = numbers[holder]
+                break
+            at = (at + np.uint64(1)) & mask
+
+
+@kernel
+def _room(entries):
+    """A power of two with at least half of it free."""
+    size = 16
+    while size < 2 * entries:
+        size *= 2
+    return size
+
+
+@kernel
+def _mixed(x):
+    """Spread 64 bits so that the low ones depend on all (the finaliser of splitmix64)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
