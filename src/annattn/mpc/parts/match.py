@@ -6,9 +6,7 @@ by one record or by all of them.
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from annattn.mpc.model import Mail, Numbers, Words
+from annattn.mpc.model import Mail, Words
 from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
 from annattn.mpc.parts.tree import Scan, Summary
 
@@ -70,19 +68,3 @@ class Match:
         if self.scan.rounds == 0:
             mail = in_order(mail, self.keys)
         return answer(*self.scan.receive(mail))
-
-
-def same_key_before(mail: Mail, keys: Sequence[int]) -> tuple[np.ndarray, Numbers]:
-    """Where runs of equal keys on one machine start, and the run each record of sorted mail belongs to.
-
-    >>> words = np.array([[4], [4], [6]], dtype=np.uint64)
-    >>> same_key_before(Mail([0, 0, 0], [0, 0, 0], words), [0])
-    (array([0, 2]), array([0, 0, 1]))
-    """
-    if len(mail) == 0:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    new = np.ones(len(mail), bool)
-    new[1:] = mail.dest[1:] != mail.dest[:-1]
-    for key in keys:
-        new[1:] |= mail.words[1:, key] != mail.words[:-1, key]
-    return np.flatnonzero(new), np.cumsum(new) - 1
