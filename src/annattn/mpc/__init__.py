@@ -12,6 +12,7 @@ from annattn.mpc.model import (
     run,
     word_reals,
 )
+from annattn.mpc.partners import with_partners
 from annattn.mpc.sharding import check_sharding
 from annattn.mpc.trace import RoundLoad, Trace
 
@@ -28,5 +29,6 @@ __all__ = [
     "protocols",
     "real_words",
     "run",
+    "with_partners",
     "word_reals",
 ]

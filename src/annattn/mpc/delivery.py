@@ -17,14 +17,14 @@ def check_sent(round_: int, mail: Mail, limits: Limits, senders: NDArray[np.bool
     if len(mail) == 0:
         return
     last = limits.machines - 1
-    if mail.src.min() < 0 or mail.src.max() > last:
-        machine = int(mail.src.min() if mail.src.min() < 0 else mail.src.max())
-        raise SourceError(round=round_, machine=machine, limit=0, amount=int((mail.src == machine).sum()))
     if mail.dest.min() < 0 or mail.dest.max() > last:
         wrong = (mail.dest < 0) | (mail.dest > last)
         machine = int(mail.src[wrong].min())
         amount = int(mail.dest[wrong & (mail.src == machine)].min())
         raise DestinationError(round=round_, machine=machine, limit=last, amount=amount)
+    if mail.src.min() < 0 or mail.src.max() > last:
+        machine = int(mail.src.min() if mail.src.min() < 0 else mail.src.max())
+        raise SourceError(round=round_, machine=machine, limit=0, amount=int((mail.src == machine).sum()))
     records = np.bincount(mail.src, minlength=limits.machines)
     if senders is not None and (silent := (records > 0) & ~senders).any():
         machine = int(np.argmax(silent))

@@ -15,11 +15,11 @@ Hasher = Callable[[NDArray[np.float64]], ArrayLike]
 
 
 class AnnaAttention(CollisionAttention):
-    """out_i = Σ_j c_ij v_j / Σ_j c_ij, c_ij the tables where query i and key j share a bucket: 4^d + 2·depth + 3 rounds.
+    """out_i = Σ_j c_ij v_j / Σ_j c_ij, c_ij the tables where query i and key j share a bucket, or zeros.
 
-    Zeros where Σ_j c_ij = 0. The input is `encode(query, key, value)`. Without a hasher, query and key are integer bucket
-    codes (n, tables), hashed elsewhere. With `hasher`, a function of rows (n, dim) to codes (n, tables) that treats rows
-    one by one, they are real rows and every machine hashes its own: the random seeds the theorem lets machines share.
+    4^d + 2·depth + 3 rounds. The input is `encode(query, key, value)`. Without a hasher, query and key are integer
+    bucket codes (n, tables), hashed elsewhere. With `hasher`, a function of rows (n, dim) to codes (n, tables) that
+    treats rows one by one, they are real rows and every machine hashes its own: the theorem's shared random seeds.
     The paper needs O(N^(1+ε-ε'+3ρ)) machines for ℓ = N^(3ρ) tables; here 2ℓN records of value_dim + 4 words.
 
     >>> from annattn.mpc import run
@@ -100,4 +100,6 @@ def _codes(name: str, codes: ArrayLike, n: int, tables: int) -> Words:
     if given.shape != (n, tables) or given.dtype.kind not in "iu":
         expected = f"integer bucket codes of shape ({n}, {tables})"
         raise InputError(name, given=f"{given.dtype} of shape {given.shape}", expected=expected)
-    return np.ascontiguousarray(given).astype(np.int64, copy=False).view(np.uint64) if given.dtype.kind == "i" else given
+    return (
+        np.ascontiguousarray(given).astype(np.int64, copy=False).view(np.uint64) if given.dtype.kind == "i" else given
+    )

@@ -2,9 +2,9 @@
 
 The shared part of ExactMatchAttention and AnnaAttention. Where the paper sorts queries and keys apart, lets
 "meta-information" machines introduce a bucket's queries to its keys, and sends the values back down the tree of the
-queries, here queries and keys are sorted together, keys first in every bucket: the tree that carries a bucket's sums and
-counts to the machines after it is meta-information and way back in one, needs no hashing of buckets to machines and so
-cannot fail.
+queries, here queries and keys are sorted together, keys first in every bucket: the tree that carries a bucket's sums
+and counts to the machines after it is meta-information and way back in one, needs no hashing of buckets to machines
+and so cannot fail.
 
 Real values travel as float64 bit patterns and are added up in float64, in an order that depends only on n and s. The
 result differs from the exact mean of m numbers by at most (m + 1)·2^-53 times the mean of their absolute values.
@@ -116,7 +116,9 @@ class CollisionAttention(Problem):
     def _divide(self, i: int, mail: Mail) -> Mail:
         mail = mail.take(order_within(mail.dest, [mail.words[:, 0]]))
         # Keep the tables of a token in the order in which they came, so that sums are the same on every engine.
-        starts = np.flatnonzero(np.append(True, mail.words[1:, 0] != mail.words[:-1, 0])) if len(mail) else np.zeros(0, int)
+        starts = (
+            np.flatnonzero(np.append(True, mail.words[1:, 0] != mail.words[:-1, 0])) if len(mail) else np.zeros(0, int)
+        )
         total = np.add.reduceat(word_reals(mail.words[:, 1:]), starts, axis=0) if len(mail) else np.zeros((0, 2))
         count = total[:, -1:]
         mean = np.divide(total[:, :-1], count, out=np.zeros_like(total[:, :-1]), where=count > 0)

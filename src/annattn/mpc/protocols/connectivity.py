@@ -22,11 +22,11 @@ class Connectivity(Problem):
     """For n edges on `vertices` vertices, the smallest vertex of each vertex's component, by random mates.
 
     Every vertex starts as a component of its own. In each phase every component tosses a coin, a hash of (seed, phase,
-    label) that anyone can compute; a component of tails with an edge to one of heads takes that one's label. To do so the
-    ends of all edges, and all vertices, are sorted by label, proposals first: the head of a run tells everyone in it the
-    new label. An edge inside a component is dropped. A component that has an edge vanishes with probability at least 1/4,
-    so after T = ⌈log_(4/3) vertices⌉ + 12 phases an edge is left with probability at most (3/4)^12 < 0.04; that is an
-    error that says to take another seed, never a wrong answer. One phase more finds the smallest vertices.
+    label) that anyone can compute; a component of tails with an edge to one of heads takes that one's label. To do so
+    the ends of all edges, and all vertices, are sorted by label, proposals first: the head of a run tells everyone in
+    it the new label. An edge inside a component is dropped. A component with an edge vanishes with probability 1/4 or
+    more, so after T = ⌈log_(4/3) vertices⌉ + 12 phases an edge is left with probability at most (3/4)^12 < 0.04; that
+    is an error that says to take another seed, never a wrong answer. One phase more finds the smallest vertices.
     Rounds: (T + 1)(4^d + 2·depth + 1), O(log N).
 
     >>> from annattn.mpc import run
@@ -38,6 +38,7 @@ class Connectivity(Problem):
     heads = Heads(keys=[LABEL], columns=[TAG, OTHER])
 
     def __init__(self, n: int, memory_words: int, vertices: int | None = None, seed: int = 0) -> None:
+        positive("n", n)
         vertices = positive("vertices", n if vertices is None else vertices)
         self._require(n, memory_words, vertices=vertices)
         self.n = self.input_records = n

@@ -19,8 +19,8 @@ class KHop(Problem):
 
     After sorting (w_i, i) and looking at the record before, the home of position i knows σ(w, i). Then, for each binary
     digit of k from the lowest, two rounds: the home of i asks the home of σ^(2^ℓ)(i), which answers with its own jump
-    and, where the digit is 1, with the letter it has found so far. σ is one-to-one where it is not ⊥, so no home is asked
-    more often than it holds positions. Three words a record, twice: a home holds ⌊s/6⌋ positions.
+    and, where the digit is 1, with the letter it has found so far. σ is one-to-one where it is not ⊥, so no home is
+    asked more often than it holds positions. Three words a record, twice: a home holds ⌊s/6⌋ positions.
 
     >>> from annattn.mpc import run
     >>> word = [ord(c) for c in "aabcbabca"]
