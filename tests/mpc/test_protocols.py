@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 
 from annattn.errors import InputError, LeastMemoryError
 from annattn.mpc import check_sharding, run, with_partners
-from annattn.mpc.protocols import PROTOCOLS, AnnaAttention, Connectivity, InductionHead, KHop, Problem, Sort
+from annattn.mpc.protocols import (
+    PROTOCOLS,
+    AnnaAttention,
+    Connectivity,
+    ExactMatchAttention,
+    InductionHead,
+    KHop,
+    Problem,
+    Sort,
+)
 
 few = st.integers(1, 3)
 PARAMETERS = {
@@ -165,7 +174,7 @@ def test_an_edge_to_a_vertex_that_does_not_exist_is_refused():
 
 
 def test_exact_match_treats_signed_zeros_as_equal_and_nan_as_equal_to_nothing():
-    protocol = PROTOCOLS["ExactMatchAttention"](3, 60)
+    protocol = ExactMatchAttention(3, 60)
     words = protocol.encode([[-0.0], [np.nan], [7]], [[0.0], [np.nan], [7]], [[1], [2], [3]])
     assert run(protocol, words).output.ravel().tolist() == [1, 0, 3]
 

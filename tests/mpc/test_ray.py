@@ -32,8 +32,9 @@ def test_output_and_trace_are_the_local_engines_bit_for_bit(name):
 
 @pytest.mark.parametrize("shards", [1, 2, 4, 9])
 def test_the_number_of_shards_changes_nothing(shards):
-    protocol = with_partners(Sort(200, 80, width=2), 3)
-    words = protocol.protocol.sample(np.random.default_rng(0))
+    sort = Sort(200, 80, width=2)
+    protocol = with_partners(sort, 3)
+    words = sort.sample(np.random.default_rng(0))
     here, there = run(protocol, words), run(protocol, words, engine="ray", shards=shards)
     assert np.array_equal(here.output, there.output)
     assert here.trace == there.trace

@@ -150,7 +150,7 @@ class Protocol(ABC):
     def step(self, round: int, mail: Mail) -> Mail:  # noqa: A002 - the model's word
         """What the machines that received `mail` send in round 0 … R-1."""
 
-    def gather(self, mail: Mail) -> Words:
+    def gather(self, mail: Mail) -> Any:
         """The output, read from the mail that arrived in the last round: by default every word, machine by machine."""
         return mail.words[:, 0] if mail.width == 1 else mail.words
 

@@ -15,6 +15,7 @@ answer.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -142,7 +143,7 @@ class PartneredProtocol(Protocol):
         check_received(turn - 1, arrived, self.protocol.limits)
         return arrived
 
-    def gather(self, mail: Mail) -> Words:
+    def gather(self, mail: Mail) -> Any:
         """As the protocol does."""
         return self.protocol.gather(self._arrived(self.protocol.rounds, mail))
 

@@ -100,7 +100,8 @@ def _merge(round_: int, reports: Sequence[_Report], limits: Limits) -> RoundLoad
     received = np.sum([report.received for report in reports], axis=0)
     check_inboxes(round_, received, limits)
     if limits.partners is not None:
-        check_partners(round_, np.sum([report.heard for report in reports], axis=0), limits.partners)
+        heard = np.sum([report.heard for report in reports if report.heard is not None], axis=0)
+        check_partners(round_, heard, limits.partners)
     return round_load(round_, sent, received, limits)
 
 

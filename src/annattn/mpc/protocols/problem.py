@@ -21,6 +21,9 @@ class Problem(Staged):
     bound: str
     """The round count of the paper or the textbook, as text."""
 
+    @abstractmethod
+    def __init__(self, n: int, memory_words: int, **parameters: Any) -> None: ...
+
     @classmethod
     @abstractmethod
     def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:
