@@ -1,5 +1,7 @@
 """Every protocol of PROTOCOLS against its oracle, at its limits, however its machines are cut."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,7 @@ from annattn.mpc.protocols import (
     KHop,
     Problem,
     Sort,
+    ThreeSum,
 )
 
 few = st.integers(1, 3)
@@ -202,3 +205,35 @@ def test_codes_of_the_wrong_shape_or_kind_are_refused():
         protocol.encode([[1.5, 2], [3, 4]], [[1, 2], [3, 4]], [[0], [0]])
     with pytest.raises(InputError, match="integer bucket codes"):
         protocol.encode([[1], [3]], [[1, 2], [3, 4]], [[0], [0]])
+
+
+@pytest.mark.parametrize("numbers", [[0] * 40, [1] * 40, [0, 0, *[5] * 38], [-2, *[1] * 39], [-2, 1, *[9] * 38]])
+def test_three_sum_uses_a_number_as_often_as_it_occurs(numbers):
+    protocol = ThreeSum(40, ThreeSum.least_memory(40))
+    expected = any(sum(three) == 0 for three in combinations(numbers, 3))
+    assert run(protocol, protocol.encode(numbers)).output == expected
+
+
+def test_numbers_too_large_to_add_three_of_are_refused():
+    with pytest.raises(InputError, match=r"2\^61"):
+        ThreeSum(1, 20).encode([2**61])
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "parameters"),
+    [
+        ("Sort", lambda n: 2 * n**0.7, {}),
+        ("InductionHead", lambda n: 6 * n**0.7, {}),
+        ("ExactMatchAttention", lambda n: 10 * n**0.7, {}),
+        ("AnnaAttention", lambda n: 20 * n**0.7, {"tables": 2}),
+        ("ThreeSum", lambda n: 7 * n**0.5, {}),
+    ],
+)
+def test_rounds_do_not_grow_with_n(name, memory, parameters):
+    rounds = {PROTOCOLS[name](n, int(memory(n)), **parameters).rounds for n in (2**e for e in range(10, 21))}
+    assert len(rounds) == 1
+
+
+def test_rounds_of_k_hop_grow_by_two_for_every_doubling_of_k():
+    rounds = [KHop(1024, 1000, k=2**e).rounds for e in range(10)]
+    assert np.diff(rounds).tolist() == [2] * 9

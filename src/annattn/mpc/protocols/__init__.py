@@ -13,6 +13,7 @@ from annattn.mpc.protocols.prefix_sum import PrefixSum
 from annattn.mpc.protocols.problem import Problem
 from annattn.mpc.protocols.sort import Sort
 from annattn.mpc.protocols.sums import Sum
+from annattn.mpc.protocols.three_sum import ThreeSum
 
 PROTOCOLS: dict[str, type[Problem]] = {
     "Sum": Sum,
@@ -24,6 +25,7 @@ PROTOCOLS: dict[str, type[Problem]] = {
     "InductionHead": InductionHead,
     "KHop": KHop,
     "Connectivity": Connectivity,
+    "ThreeSum": ThreeSum,
     "LowRankAttention": LowRankAttention,
     "ExactMatchAttention": ExactMatchAttention,
     "AnnaAttention": AnnaAttention,
@@ -44,4 +46,5 @@ __all__ = [
     "Problem",
     "Sort",
     "Sum",
+    "ThreeSum",
 ]

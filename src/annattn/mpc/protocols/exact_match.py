@@ -42,8 +42,8 @@ class ExactMatchAttention(CollisionAttention):
         dim = self.bucket_words
         # Adding 0.0 turns -0.0 into 0.0 and changes nothing else, so equal numbers have equal bit patterns.
         query, key = word_reals(rows[:, :dim]) + 0.0, word_reals(rows[:, dim : 2 * dim]) + 0.0
-        present = [np.logical_not(np.isnan(part)).all(axis=1) for part in (query, key)]
-        return real_words(query)[:, None], real_words(key)[:, None], present[0], present[1]
+        present = [np.asarray(~np.isnan(part)).all(axis=1) for part in (query, key)]
+        return real_words(query)[:, None], real_words(key)[:, None], np.asarray(present[0]), np.asarray(present[1])
 
     def sample(self, rng: np.random.Generator) -> Words:
         """Small integers, so that many match."""
