@@ -14,7 +14,7 @@ from annattn.mpc.protocols import Sort, Sum
 
 BREACHES = {
     "OutboxError": (lambda m, inbox: [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1)], 4, 5),
-    "InboxError": (lambda m, inbox: [(3, 1), (3, 1)], 4, 6),
+    "InboxError": (lambda m, inbox: [(3, 1)] * (2 if m < 2 else 1), 4, 5),
     "WordError": (lambda m, inbox: [(m, 256 if m == 1 else 255)], 255, 256),
     "DestinationError": (lambda m, inbox: [(7 if m == 1 else m, 1)], 5, 7),
     "PartnersError": (lambda m, inbox: [(0, 1), (2, 1), (4, 1), (1, 1)] if m == 1 else [], 2, 3),
@@ -37,6 +37,12 @@ def test_a_breach_names_round_machine_limit_and_amount(name):
     assert isinstance(error, LimitError)
     assert (error.round, error.limit, error.amount) == (2, limit, amount)
     assert error.machine == {"OutboxError": 0, "InboxError": 3}.get(name, 1)
+
+
+def test_a_record_costs_as_many_words_as_it_has():
+    with pytest.raises(errors.OutboxError) as caught:
+        run(breaking(lambda m, inbox: [(3, (1, 2)), (4, (1, 2)), (5, (1, 2))] if m == 1 else [(m, (1, 2))]), range(9))
+    assert (caught.value.machine, caught.value.amount) == (1, 6)
 
 
 def test_hearing_from_too_many_machines_is_a_breach_too():
@@ -148,6 +154,16 @@ def test_a_step_that_drops_mail_of_other_machines_is_found():
 
     with pytest.raises(ShardingError):
         check_sharding(Dropper(None), range(9))
+
+
+def test_a_step_whose_records_widen_with_the_number_of_machines_is_found():
+    class Widening(Peeking):
+        def step(self, round, mail):  # noqa: A002
+            width = 2 if len(mail) > 4 else 1
+            return Mail(mail.dest[:1], mail.dest[:1], np.repeat(mail.words[:1], width, axis=1))
+
+    with pytest.raises(ShardingError):
+        check_sharding(Widening(None), range(9))
 
 
 def test_a_step_that_changes_its_mail_in_place_does_not_confuse_the_check():

@@ -8,8 +8,6 @@ import numpy as np
 from annattn.mpc.model import Mail, Numbers, Words, real_words, word_reals
 from annattn.mpc.parts.tree import Summary
 
-ONE_RUN, MORE_RUNS = np.uint64(1), np.uint64(2)
-
 
 def run_starts(mail: Mail, keys: Sequence[int]) -> tuple[Numbers, Numbers]:
     """Where runs of equal keys on one machine start, and the run each record of sorted mail belongs to.
@@ -26,7 +24,7 @@ def run_starts(mail: Mail, keys: Sequence[int]) -> tuple[Numbers, Numbers]:
 
 
 class Runs(Summary):
-    """The last run of a machine: (how many runs the machine has, the run's key, what is known of it)."""
+    """The last run of a machine: (1, the run's key, what is known of it), for records sorted by their keys."""
 
     def __init__(self, keys: Sequence[int], body: int) -> None:
         self.keys = list(keys)
@@ -47,20 +45,17 @@ class Runs(Summary):
         starts, _ = run_starts(mail, self.keys)
         machine = mail.dest[starts]
         last = np.flatnonzero(np.diff(machine, append=-1))
-        runs = np.diff(last, prepend=-1)
         summary = np.empty((len(last), self.length), np.uint64)
-        summary[:, 0] = np.where(runs == 1, ONE_RUN, MORE_RUNS)
+        summary[:, 0] = 1
         summary[:, self.key] = mail.words[starts[last]][:, self.keys]
         summary[:, self.body] = self.bodies(mail, starts)[last]
         return machine[last], summary
 
     def combine(self, left: Words, right: Words) -> Words:
-        """The right run, with the left one before it if it is the same and nothing lies between."""
+        """The right run, with the left one before it if it is the same: in sorted records nothing lies between."""
         present = (left[:, 0] > 0) & (right[:, 0] > 0)
-        same = present & (right[:, 0] == ONE_RUN) & (left[:, self.key] == right[:, self.key]).all(axis=1)
+        same = present & (left[:, self.key] == right[:, self.key]).all(axis=1)
         out = np.where(right[:, :1] > 0, right, left)
-        out[present, 0] = MORE_RUNS
-        out[same, 0] = left[same, 0]
         out[same, self.body] = self.merge(left[same, self.body], right[same, self.body])
         return out
 

@@ -21,12 +21,14 @@ class ThreeSum(Problem):
 
     Sort the numbers and cut them into g blocks of B. A triple of blocks (i, j, k) matters only if 0 lies between its
     smallest and its largest sum. Along a diagonal (i+t, j+t, k+t) the sums of one triple end where those of the next
-    begin, so all that matter but the first two and the last are blocks of one repeated number like the second: three
-    machines a diagonal, about 3g²/2 in all, do. Everyone gets the table of blocks' ends, 2g words, and from it computes
-    who needs which block; every number then spreads over a tree of relays of its own. 2g + 3B ≤ s, so s ≥ 2√6·√n.
+    begin, and the first triple that matters is enough: take a solution whose numbers have the lowest ranks. The
+    number before its lowest one is smaller, so the triple of blocks before that of the solution has only sums below 0.
+    So one machine a diagonal, D = g(g+1)/2 in all, does. Everyone gets the table of the blocks' ends, 2g words, and
+    computes from it who needs which block; then every number spreads over a tree of relays of its own. A machine holds
+    the table and three blocks: 2g + 3B ≤ s, so s ≥ 2√6·√n.
 
-    Rounds: 4^d to sort, 1 + ⌈log P⌉ for the table, ⌈log 3D⌉ for the blocks and ⌈log 3D⌉ for the verdict, where D is the
-    number of diagonals and the logarithms have bases s - 1, s - 2g - 1 and s: a constant when s = c√n, c > 2√6.
+    Rounds: 4^d to sort, 1 + ⌈log P⌉ for the table, ⌈log D⌉ for the blocks and ⌈log D⌉ for the verdict, with logarithms
+    of base s - 1, s - 2g - 1 and s: a constant when s = c√n, c > 2√6.
 
     >>> from annattn.mpc import run
     >>> problem = ThreeSum(n=4, memory_words=14)
@@ -44,22 +46,22 @@ class ThreeSum(Problem):
         self.diagonals = self.blocks * (self.blocks + 1) // 2
         self.plan = plan_sort(n, _capacity(memory_words, self.size))
         self.fan = memory_words - 2 * self.blocks - 1
-        # Relays of one word: as many as requests, of up to three blocks by three machines a diagonal, and one a word.
-        relays = self.size * (9 * self.diagonals // self.fan + self.blocks)
-        machines = max(n, 3 * self.diagonals, relays, self.plan.machines, 2 * self.blocks)
+        # Relays of one word: as many as requests, of up to three blocks for each diagonal, need, and one a word.
+        relays = self.size * (3 * self.diagonals // self.fan + self.blocks)
+        machines = max(n, self.diagonals, relays, self.plan.machines, 2 * self.blocks)
         # One relay of the table serves s - 1 machines, and each of the 2g entries has its own: P ≥ 2g⌈P / (s-1)⌉.
         machines = max(machines, -(-2 * self.blocks * (memory_words - 1) // self.fan) + 1)
         self.limits = Limits(machines, memory_words)
         self.table_levels = [machines]
         while self.table_levels[-1] > 1:
             self.table_levels.append(-(-self.table_levels[-1] // (memory_words - 1)))
-        self.height = tree_rounds(3 * self.diagonals, self.fan)
+        self.height = tree_rounds(self.diagonals, self.fan)
         self.stages = (
             Stage(self.plan.rounds, self._sort),
             Stage(1, self._place),
             Stage(len(self.table_levels) - 1, self._spread_table),
             Stage(self.height, self._spread_blocks),
-            Stage(tree_rounds(3 * self.diagonals, memory_words), self._verdict),
+            Stage(tree_rounds(self.diagonals, memory_words), self._verdict),
         )
 
     @classmethod
@@ -69,8 +71,8 @@ class ThreeSum(Problem):
         return size > 0 and can_sort(n, _capacity(memory_words, size))
 
     def round_formula(self) -> int:
-        """4^d + 1 + ⌈log_(s-1) P⌉ + ⌈log_(s-2g-1) 3D⌉ + ⌈log_s 3D⌉, each logarithm at least 1."""
-        s, tasks = self.limits.memory_words, 3 * self.diagonals
+        """4^d + 1 + ⌈log_(s-1) P⌉ + ⌈log_(s-2g-1) D⌉ + ⌈log_s D⌉, each logarithm at least 1."""
+        s, tasks = self.limits.memory_words, self.diagonals
         logs = [(self.limits.machines, s - 1), (tasks, s - 2 * self.blocks - 1), (tasks, s)]
         return 4 ** len(self.plan.columns) + 1 + sum(tree_rounds(*log) for log in logs)
 
@@ -207,27 +209,20 @@ class _Requests(NamedTuple):
 
 
 def _tasks(ends: Numbers) -> tuple[Numbers, Numbers]:
-    """The blocks each task needs: up to three tasks a diagonal, up to three blocks a task."""
+    """The blocks that are needed and by whom: the diagonal whose first triple that reaches 0 has the block."""
     blocks = len(ends)
     near, far = np.triu_indices(blocks)
-    steps = blocks - far
-    target = 3 * ZERO
 
     def total(t: Numbers, side: int) -> Numbers:
         return ends[t, side] + ends[t + near, side] + ends[t + far, side]
 
-    # Sums grow along a diagonal: find the first triple that reaches 0 and the last that does not start above it.
-    first = _first_true(steps, lambda t: total(t, 1) >= target)
-    last = _first_true(steps, lambda t: total(t, 0) > target) - 1
-    rows, cols = [], []
-    for number, t in enumerate((first, first + 1, last)):
-        good = (t >= first) & (t <= last) & ((number < 2) | (t > first + 1))
-        diagonal = np.flatnonzero(good)
-        for offset in (np.zeros_like(near), near, far):
-            cols.append(number * len(near) + diagonal)
-            rows.append(t[good] + offset[good])
-    pairs = np.unique(np.stack([np.concatenate(rows), np.concatenate(cols)], axis=1), axis=0)
-    return pairs[:, 0], pairs[:, 1]
+    # Sums grow along a diagonal, so the first triple that reaches 0 is found by halving.
+    first = _first_true(blocks - far, lambda t: total(t, 1) >= 3 * ZERO)
+    inside = np.flatnonzero(first < blocks - far)
+    inside = inside[total(np.where(first < blocks - far, first, 0), 0)[inside] <= 3 * ZERO]
+    pairs = [(first[inside] + offset[inside], inside) for offset in (np.zeros_like(near), near, far)]
+    needs = np.unique(np.concatenate([np.stack(pair, axis=1) for pair in pairs]), axis=0)
+    return needs[:, 0], needs[:, 1]
 
 
 def _first_true(length: Numbers, test: Any) -> Numbers:
