@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from annattn.mpc.delivery import check_received, check_sent, deliver, loads
+from annattn.mpc.delivery import check_received, check_sent, deliver, deliver_all, loads
 from annattn.mpc.model import Limits, Mail, Protocol, Result, Words
 from annattn.mpc.trace import RoundLoad, Trace
 
@@ -17,11 +17,13 @@ def run(protocol: Protocol, words: Words, *, progress: Callable[[RoundLoad, int]
     for round_ in range(protocol.rounds):
         senders = np.zeros(limits.machines, bool)
         senders[mail.dest] = True
-        mail = protocol.step(round_, mail)
-        check_sent(round_, mail, limits, senders)
-        check_received(round_, mail, limits)
-        record.append(loads(round_, mail, limits))
-        mail = deliver(mail, limits.machines)
+        sent = [protocol.step(round_, mail)]
+        # What was received is no longer needed, and what was sent only until it is delivered.
+        del mail
+        check_sent(round_, sent[0], limits, senders)
+        check_received(round_, sent[0], limits)
+        record.append(loads(round_, sent[0], limits))
+        mail = deliver_all(sent, limits.machines)
         progress(record[-1], protocol.rounds)
     return Result(protocol.gather(mail), Trace(limits, tuple(record)))
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from annattn.mpc.model import Limits, Mail, Words, spread
 from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
-from annattn.mpc.parts.stages import Stage, join_mail, slots
+from annattn.mpc.parts.stages import Stage, slots
 from annattn.mpc.protocols.induction_head import NOTHING, check_letters, hop_letters, record_before, show_last
 from annattn.mpc.protocols.problem import Problem, positive
 
@@ -82,30 +82,35 @@ class KHop(Problem):
 
     def _ask(self, mail: Mail) -> Mail:
         """Keep every record, and show it to the home of its jump if that is another machine."""
-        jump = mail.words[:, JUMP]
-        ask = mail.take(jump != NOTHING)
-        home = self._home(ask.words[:, JUMP])
-        away = home != ask.dest
-        asked = Mail(home[away], ask.dest[away], ask.words[away])
-        return join_mail(Mail(mail.dest, mail.dest, mail.words), asked)
+        home = self._home(mail.words[:, JUMP])
+        away = np.flatnonzero((mail.words[:, JUMP] != NOTHING) & (home != mail.dest))
+        # Filled in place: at a million positions every copy counts.
+        words = np.empty((len(mail) + len(away), 3), np.uint64)
+        words[: len(mail)] = mail.words
+        np.take(mail.words, away, axis=0, out=words[len(mail) :])
+        dest, src = np.concatenate([mail.dest, home[away]]), np.concatenate([mail.dest, mail.dest[away]])
+        return Mail(dest, src, words)
 
     def _tell(self, mail: Mail, digit: int) -> Mail:
         """Move every record whose jump ends here along that jump, and those that jump nowhere to ⊥."""
-        own = mail.src == mail.dest
+        table = self._positions(mail)
+        here = np.flatnonzero((mail.words[:, JUMP] == NOTHING) | (self._home(mail.words[:, JUMP]) == mail.dest))
+        machine, words = mail.dest[here], np.take(mail.words, here, axis=0)
+        del here
+        lost = words[:, JUMP] == NOTHING
+        to = np.where(lost, 0, words[:, JUMP]).astype(np.int64)
+        for column, entry in ((JUMP, 0), (FOUND, 1))[: 1 + digit]:
+            words[:, column] = table[to, entry]
+            words[lost, column] = NOTHING
+        del to
+        return Mail(self._home(words[:, AT]), machine, words)
+
+    def _positions(self, mail: Mail) -> Words:
+        """The jump and the letter found so far at every position that is at home on these machines."""
+        own = np.flatnonzero(mail.src == mail.dest)
         table = np.empty((self.n, 2), np.uint64)
         table[mail.words[own, AT].astype(np.int64)] = mail.words[own, JUMP:]
-        lost = mail.words[:, JUMP] == NOTHING
-        here = lost | ~own
-        here[~here] = self._home(mail.words[~here, JUMP]) == mail.dest[~here]
-        moved = mail.take(here)
-        words = moved.words.copy()
-        lost = lost[here]
-        to = moved.words[~lost, JUMP].astype(np.int64)
-        words[~lost, JUMP] = table[to, 0]
-        if digit:
-            words[~lost, FOUND] = table[to, 1]
-            words[lost, FOUND] = NOTHING
-        return Mail(self._home(words[:, AT]), moved.dest, words)
+        return table
 
     def gather(self, mail: Mail) -> Words:
         """The letters by position."""
