@@ -68,6 +68,7 @@ def rounds_table() -> dict[str, list[int]]:
     """Rounds for N from 2^10 to 2^20 at fixed ε."""
     sizes = [2**e for e in range(10, 21)]
     makers = {
+        "Sort, s = N^0.6": lambda n: Sort(n, int(n**0.6)),
         "Sort, s = 2 N^0.7": lambda n: Sort(n, int(2 * n**0.7)),
         "InductionHead, s = 6 N^0.7": lambda n: InductionHead(n, int(6 * n**0.7)),
         "ExactMatchAttention, s = 10 N^0.7": lambda n: ExactMatchAttention(n, int(10 * n**0.7)),
@@ -99,7 +100,7 @@ def anna(n: int = 16_384, dim: int = 16, tables: int = 4) -> None:
     bits = [(np.einsum("nd,dtz->ntz", x, planes) > 0) @ (1 << np.arange(8)) for x in (query, key)]
     memory = int(40 * n**0.6)
     protocol = AnnaAttention(n, memory, tables=tables, value_dim=dim)
-    words = protocol.encode(*bits, value)
+    words = protocol.encode(bits[0], bits[1], value)
     start = time.perf_counter()
     result = run(protocol, words)
     seconds = time.perf_counter() - start

@@ -1,13 +1,16 @@
 """Limits are law: every breach is found and named, and a step that peeks is caught."""
 
 import pickle
+import re
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annattn import errors
+from annattn import errors, mpc
 from annattn.errors import InputError, LimitError, ShardingError
 from annattn.mpc import Limits, Mail, PerMachine, Protocol, as_words, check_sharding, real_words, run, word_reals
 from annattn.mpc.protocols import Sort, Sum
@@ -256,3 +259,20 @@ def test_a_lifted_function_gets_and_gives_messages_of_several_words():
 
     lifted = PerMachine(swap, rounds=1, limits=Limits(machines=2, memory_words=4))
     assert run(lifted, [[1, 2], [3, 4]]).output.tolist() == [[2, 1], [4, 3]]
+
+
+def test_the_ray_engine_without_ray_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(errors.AnnattnError, match=r"pip install 'annattn\[ray\]'"):
+        run(Sum(1, 2), [1], engine="ray")
+
+
+def test_drawing_a_trace_without_matplotlib_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(errors.AnnattnError, match=r"pip install 'annattn\[report\]'"):
+        run(Sum(1, 2), [1]).trace.plot()
+
+
+def test_mpc_imports_no_torch():
+    for file in Path(mpc.__file__).parent.rglob("*.py"):
+        assert not re.search(r"^\s*(import|from) torch", file.read_text(), re.MULTILINE), file

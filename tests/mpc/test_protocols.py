@@ -116,6 +116,9 @@ def test_it_refuses_an_input_of_another_size(name):
     words = protocol.sample(np.random.default_rng(0))
     with pytest.raises(InputError, match=f"expected {len(words)}"):
         run(protocol, np.concatenate([words, words]))
+    rows = words.reshape(len(words), -1)
+    with pytest.raises(InputError, match="words a record"):
+        run(protocol, np.hstack([rows, rows]))
 
 
 @names

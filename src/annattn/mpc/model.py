@@ -138,6 +138,9 @@ class Protocol(ABC):
     limits: Limits
     rounds: int
     input_records: int | None = None
+    """Records an input must have, or None for any number."""
+    input_width: int | None = None
+    """Words each of them must have, or None for any number."""
 
     def scatter(self, words: Words) -> Mail:
         """The input as the machines hold it before round 0: by default evenly over the first ⌈N/s⌉."""
@@ -203,7 +206,7 @@ def run(
 
 
 def check_input(protocol: Protocol, words: ArrayLike) -> Words:
-    """The input as words, refused when it has not the number of records the protocol was made for."""
+    """The input as words, refused when it has not the size the protocol was made for."""
     block = as_words(words)
     if block.ndim not in (1, 2):
         raise InputError("words", given=f"shape {block.shape}", expected="one word, or one row of words, a record")
@@ -211,4 +214,9 @@ def check_input(protocol: Protocol, words: ArrayLike) -> Words:
         name = type(protocol).__name__
         hint = f"make a {name} for this size, or pass its input"
         raise InputError("words", given=f"{len(block)} records", expected=f"{protocol.input_records}", hint=hint)
+    width = block.shape[1] if block.ndim == 2 else 1
+    if protocol.input_width is not None and width != protocol.input_width:
+        expected = f"{protocol.input_width} words a record"
+        hint = "use the protocol's encode" if hasattr(protocol, "encode") else ""
+        raise InputError("words", given=f"shape {block.shape}", expected=expected, hint=hint)
     return block

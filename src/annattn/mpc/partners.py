@@ -50,7 +50,7 @@ class PartneredProtocol(Protocol):
 
     def __init__(self, protocol: Protocol, partners: int, memory_words: int | None, seed: int) -> None:
         self.protocol, self.seed = protocol, seed
-        self.input_records = protocol.input_records
+        self.input_records, self.input_width = protocol.input_records, protocol.input_width
         limits = protocol.limits
         self.digits = 1
         # A machine and its b - 1 fellows: b may be one more than the partners.

@@ -18,6 +18,7 @@ class Broadcast(Problem):
     array([9, 9, 9], dtype=uint64)
     """
 
+    input_width = 1
     bound = "O(log_s N)"
     input_records = 1
 

@@ -42,6 +42,7 @@ class CollisionAttention(Problem):
 
     def _build(self, n: int, memory_words: int) -> None:
         self.n = self.input_records = n
+        self.input_width = self.row_words
         bucket, values = self.bucket_words, self.value_dim
         width = _record(bucket, values)
         self.sums = Sums(keys=range(bucket), columns=slice(bucket + 1, width))
@@ -78,9 +79,6 @@ class CollisionAttention(Problem):
 
     def scatter(self, words: Words) -> Mail:
         """As many tokens a machine as it can make records for."""
-        if words.shape != (self.n, self.row_words):
-            expected = f"({self.n}, {self.row_words}): made by encode"
-            raise InputError("words", given=f"shape {words.shape}", expected=expected)
         return spread(words, self.held)
 
     def _deal(self, i: int, mail: Mail) -> Mail:

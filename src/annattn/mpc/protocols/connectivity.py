@@ -34,6 +34,7 @@ class Connectivity(Problem):
     array([0, 0, 2, 0], dtype=uint64)
     """
 
+    input_width = 2
     bound = "O(log N)"
     heads = Heads(keys=[LABEL], columns=[TAG, OTHER])
 

@@ -27,6 +27,7 @@ class InductionHead(Problem):
     'b'
     """
 
+    input_width = 1
     bound = "O(1/ε)"
 
     def __init__(self, n: int, memory_words: int) -> None:

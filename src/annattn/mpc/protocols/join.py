@@ -28,6 +28,7 @@ class Join(Problem):
     array([[ 1, 70], [ 1, 70], [ 0,  0]], dtype=uint64)
     """
 
+    input_width = 3
     bound = "O(1/(ε'-ε)): Lemma MPC Sorting and one tree"
     heads = Heads(keys=[KEY], columns=[TAG, VALUE])
 

@@ -28,6 +28,7 @@ class KHop(Problem):
     'a'
     """
 
+    input_width = 1
     bound = "O(1/ε + log k)"
 
     def __init__(self, n: int, memory_words: int, k: int = 1) -> None:

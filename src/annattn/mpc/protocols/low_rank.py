@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from annattn.errors import InputError
 from annattn.mpc.model import Limits, Mail, Numbers, Words, real_words, spread, word_reals
 from annattn.mpc.parts.stages import Stage, join_mail
 from annattn.mpc.parts.tree import Tree
@@ -32,6 +31,7 @@ class LowRankAttention(Problem):
         self._require(n, memory_words, rank=positive("rank", rank), value_dim=positive("value_dim", value_dim))
         self.n = self.input_records = n
         self.rank, self.value_dim = rank, value_dim
+        self.input_width = 2 * rank + value_dim
         self.held = _held(memory_words, rank, value_dim)
         leaves = -(-n // self.held)
         self.tree = Tree(leaves, memory_words // (rank * value_dim), base=leaves)
@@ -60,9 +60,6 @@ class LowRankAttention(Problem):
 
     def scatter(self, words: Words) -> Mail:
         """As many tokens a machine as fit with one matrix."""
-        row = 2 * self.rank + self.value_dim
-        if words.shape != (self.n, row):
-            raise InputError("words", given=f"shape {words.shape}", expected=f"({self.n}, {row}): made by encode")
         return spread(words, self.held)
 
     def _up(self, i: int, mail: Mail) -> Mail:

@@ -18,6 +18,7 @@ class Permute(Problem):
     array([10, 20, 30], dtype=uint64)
     """
 
+    input_width = 2
     bound = "O(1)"
 
     def __init__(self, n: int, memory_words: int, word_bits: int = 64) -> None:

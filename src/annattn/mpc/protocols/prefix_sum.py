@@ -34,6 +34,7 @@ class PrefixSum(Problem):
     array([ 1,  3,  6, 10], dtype=uint64)
     """
 
+    input_width = 1
     bound = "O(log_s N)"
 
     def __init__(self, n: int, memory_words: int, word_bits: int = 64) -> None:

@@ -26,7 +26,7 @@ class Sort(Problem):
     def __init__(self, n: int, memory_words: int, width: int = 1, word_bits: int = 64) -> None:
         self._require(n, memory_words, width=positive("width", width))
         self.n = self.input_records = n
-        self.width = width
+        self.width = self.input_width = width
         self.plan = plan_sort(n, memory_words // _record(width))
         self.keys = (0,) if width == 1 else (0, width)
         self.limits = Limits(self.plan.machines, memory_words, word_bits)

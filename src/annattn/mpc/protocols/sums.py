@@ -19,6 +19,7 @@ class Sum(Problem):
     7
     """
 
+    input_width = 1
     bound = "O(log_s N)"
 
     def __init__(self, n: int, memory_words: int, word_bits: int = 64) -> None:

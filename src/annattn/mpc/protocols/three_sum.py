@@ -36,6 +36,7 @@ class ThreeSum(Problem):
     1
     """
 
+    input_width = 1
     bound = "O(1) for s = Ω(√N)"
 
     def __init__(self, n: int, memory_words: int) -> None:
