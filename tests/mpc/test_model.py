@@ -162,11 +162,14 @@ def test_a_step_that_drops_mail_of_other_machines_is_found():
 def test_a_step_whose_records_widen_with_the_number_of_machines_is_found():
     class Widening(Peeking):
         def step(self, round, mail):  # noqa: A002
-            width = 2 if len(mail) > 4 else 1
-            return Mail(mail.dest[:1], mail.dest[:1], np.repeat(mail.words[:1], width, axis=1))
+            width = 2 if len(mail) > 1 and round == 0 else 1
+            return Mail(mail.dest, mail.dest, np.repeat(mail.words[:, :1], width, axis=1))
 
-    with pytest.raises(ShardingError):
-        check_sharding(Widening(None), range(9))
+        def scatter(self, words):
+            return Mail(range(len(words)), range(len(words)), words)
+
+    with pytest.raises(ShardingError, match="records of 1 words in its shard, 2 with all machines"):
+        check_sharding(Widening(None), range(4))
 
 
 def test_a_step_that_changes_its_mail_in_place_does_not_confuse_the_check():
