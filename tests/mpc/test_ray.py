@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from annattn.errors import LimitError
-from annattn.mpc import Limits, PerMachine, run, with_partners
+from annattn.mpc import Limits, Mail, PerMachine, Protocol, run, with_partners
 from annattn.mpc.protocols import PROTOCOLS, Sort
 
 ray = pytest.importorskip("ray")
@@ -62,6 +62,18 @@ def test_errors_are_the_local_engines(rule):
             run(protocol, range(9), engine=engine)
         caught.append((type(error.value), vars(error.value), str(error.value)))
     assert caught[0] == caught[1]
+
+
+def test_a_step_may_scribble_on_its_mail():
+    class Scribbler(Protocol):
+        limits = Limits(machines=2, memory_words=4)
+        rounds = 3
+
+        def step(self, round, mail):  # noqa: A002
+            mail.words[:] += np.uint64(1)
+            return Mail(mail.dest, mail.dest, mail.words)
+
+    assert run(Scribbler(), [1, 2, 3], engine="ray", shards=1).output.tolist() == [4, 5, 6]
 
 
 def test_a_killed_worker_changes_nothing_but_the_time(tmp_path):

@@ -21,6 +21,7 @@ import numpy as np
 
 from annattn.errors import InputError
 from annattn.mpc.delivery import check_received, check_sent
+from annattn.mpc.mixing import mixed
 from annattn.mpc.model import Mail, Numbers, Protocol, Words
 from annattn.mpc.order import order_within
 from annattn.mpc.parts.stages import slots
@@ -98,7 +99,7 @@ class PartneredProtocol(Protocol):
     def _deal(self, round_: int, at: Numbers, dest: Numbers, words: Words, digit: int) -> Mail:
         order = np.lexsort([dest, at])
         at, words = at[order], words[order]
-        start = _mixed(at, self.seed * 1_000_003 + round_) % np.uint64(self.base)
+        start = mixed(at.astype(np.uint64), self.seed * 1_000_003 + round_) % np.uint64(self.base)
         to = (slots(at) + start.astype(np.int64)) % self.base
         return Mail(self._with_digit(at, digit, to), at, words)
 
@@ -154,11 +155,3 @@ class PartneredProtocol(Protocol):
         while (1 + (self.limits.partners or 0)) ** digits < limits.machines:
             digits += 1
         return self.protocol.rounds * (2 * digits - 1)
-
-
-def _mixed(machine: Numbers, salt: int) -> Words:
-    """A fixed scrambling of machine numbers (the finaliser of splitmix64)."""
-    x = machine.astype(np.uint64) + np.uint64(salt * 0x9E3779B97F4A7C15 % 2**64)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    return x

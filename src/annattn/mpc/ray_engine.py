@@ -77,7 +77,9 @@ class _Report:
 def _shard_step(protocol: Protocol, round_: int, shards: int, *inbox: Piece) -> tuple[Any, ...]:
     """One round of one shard: its report, and its mail for every shard (all of it for the first if a limit broke)."""
     limits = protocol.limits
-    mail = deliver(_joined(inbox), limits.machines)
+    # The object store's arrays are read-only; a step may use its mail as scratch paper.
+    columns = (np.require(column, requirements="W") for column in _columns(deliver(_joined(inbox), limits.machines)))
+    mail = Mail(*columns)
     senders = np.zeros(limits.machines, bool)
     senders[mail.dest] = True
     out = protocol.step(round_, mail) if len(mail) else mail

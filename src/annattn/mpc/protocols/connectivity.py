@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from annattn.errors import AnnattnError, InputError
+from annattn.mpc.mixing import mixed
 from annattn.mpc.model import Limits, Mail, Words, spread
 from annattn.mpc.order import order_within
 from annattn.mpc.parts.match import Match
@@ -107,11 +108,8 @@ class Connectivity(Problem):
         return Mail(ends.dest, ends.dest, np.column_stack([label, np.where(hook, tag, tag + QUIET), other]))
 
     def _heads_up(self, phase: int, label: Words) -> np.ndarray:
-        """A coin for each label: the parity of a 64-bit mix of seed, phase and label (the finaliser of splitmix64)."""
-        x = label + np.uint64((self.seed * 0x9E3779B97F4A7C15 + phase * 0xD1B54A32D192ED03) % 2**64)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-            x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-        return x & np.uint64(1) == 1
+        """A coin for each label, the same whoever tosses it."""
+        return mixed(label, self.seed * 1_000_003 + phase) & np.uint64(1) == 1
 
     def _relabel(self, mail: Mail, carried: Words) -> Mail:
         head, other = self.heads.known(mail, carried).T
