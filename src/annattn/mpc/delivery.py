@@ -8,6 +8,18 @@ from annattn.mpc.model import Limits, Mail, Numbers
 from annattn.mpc.order import stable_order
 from annattn.mpc.trace import RoundLoad
 
+__all__ = [
+    "check_inboxes",
+    "check_partners",
+    "check_received",
+    "check_sent",
+    "deliver",
+    "deliver_all",
+    "loads",
+    "partners",
+    "round_load",
+]
+
 
 def check_sent(round_: int, mail: Mail, limits: Limits, senders: NDArray[np.bool_] | None) -> None:
     """Raise unless destinations exist, senders had mail, words fit, and outboxes and partners hold their limits.

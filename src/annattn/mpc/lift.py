@@ -7,6 +7,8 @@ import numpy as np
 from annattn.errors import InputError
 from annattn.mpc.model import Limits, Mail, Protocol
 
+__all__ = ["MachineStep", "Message", "PerMachine"]
+
 Message = tuple[int, int | tuple[int, ...]]
 MachineStep = Callable[[int, int, list[tuple[int, tuple[int, ...]]]], Iterable[Message]]
 

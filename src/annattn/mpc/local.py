@@ -8,6 +8,8 @@ from annattn.mpc.delivery import check_received, check_sent, deliver, deliver_al
 from annattn.mpc.model import Limits, Mail, Protocol, Result, Words
 from annattn.mpc.trace import RoundLoad, Trace
 
+__all__ = ["first_mail", "run"]
+
 
 def run(protocol: Protocol, words: Words, *, progress: Callable[[RoundLoad, int], None]) -> Result:
     """Run every round in turn, with every limit checked before the mail is delivered."""

@@ -4,6 +4,8 @@ import numpy as np
 
 from annattn.mpc.model import Words
 
+__all__ = ["mixed"]
+
 
 def mixed(words: Words, salt: int) -> Words:
     """Words scrambled by the finaliser of splitmix64, differently for every salt.

@@ -11,6 +11,22 @@ from numpy.typing import ArrayLike, NDArray
 from annattn.errors import InputError
 from annattn.mpc.trace import RoundLoad, Trace
 
+__all__ = [
+    "Limits",
+    "Mail",
+    "Numbers",
+    "Progress",
+    "Protocol",
+    "Result",
+    "Words",
+    "as_words",
+    "check_input",
+    "real_words",
+    "run",
+    "spread",
+    "word_reals",
+]
+
 Words = NDArray[np.uint64]
 Numbers = NDArray[np.int64]
 

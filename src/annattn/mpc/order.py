@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = ["Order", "order_within", "stable_order"]
+
 Order = NDArray[np.int64]
 
 

@@ -26,6 +26,8 @@ from annattn.mpc.model import Mail, Numbers, Protocol, Words
 from annattn.mpc.order import order_within
 from annattn.mpc.parts.stages import slots
 
+__all__ = ["PartneredProtocol", "with_partners"]
+
 
 def with_partners(
     protocol: Protocol, partners: int, *, memory_words: int | None = None, seed: int = 0

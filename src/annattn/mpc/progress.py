@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 from annattn.mpc.trace import RoundLoad
 
+__all__ = ["reporter"]
+
 
 def reporter(progress: bool | Callable[[RoundLoad, int], None]) -> Callable[[RoundLoad, int], None]:
     """What an engine calls after every round: the caller's function, one that writes a line, or one that is silent."""

@@ -18,6 +18,8 @@ from annattn.mpc.model import Limits, Mail, Numbers, Protocol, Result, Words
 from annattn.mpc.parts.stages import join_mail
 from annattn.mpc.trace import RoundLoad, Trace
 
+__all__ = ["Piece", "run"]
+
 Piece = tuple[Numbers, Numbers, Words]
 
 

@@ -10,6 +10,8 @@ from annattn.mpc.delivery import check_received, check_sent, deliver
 from annattn.mpc.local import first_mail
 from annattn.mpc.model import Mail, Numbers, Protocol, check_input
 
+__all__ = ["check_sharding"]
+
 
 def check_sharding(protocol: Protocol, words: ArrayLike, *, cuts: int = 3, seed: int = 0) -> None:
     """Run a protocol and raise unless every round's mail is the same however its machines are cut into shards.

@@ -11,6 +11,8 @@ from annattn.errors import AnnattnError
 if TYPE_CHECKING:
     from annattn.mpc.model import Limits
 
+__all__ = ["RoundLoad", "Trace"]
+
 
 @dataclass(frozen=True, eq=False)
 class RoundLoad:

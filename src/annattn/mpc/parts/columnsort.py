@@ -25,6 +25,8 @@ from annattn.mpc.model import Mail, Numbers
 from annattn.mpc.order import order_within
 from annattn.mpc.parts.stages import slots
 
+__all__ = ["LEVELS", "Columnsort", "can_sort", "in_order", "plan_sort"]
+
 LEVELS = 3
 """Levels of recursion allowed: at most 4^3 = 64 rounds. Memory that needs more is refused."""
 

@@ -10,6 +10,8 @@ from annattn.mpc.model import Mail, Words
 from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
 from annattn.mpc.parts.tree import Scan, Summary
 
+__all__ = ["Answer", "Match", "Prepare"]
+
 Prepare = Callable[[Mail], Mail]
 Answer = Callable[[Mail, Words], Mail]
 

@@ -8,6 +8,8 @@ import numpy as np
 from annattn.mpc.model import Mail, Numbers, Words, real_words, word_reals
 from annattn.mpc.parts.tree import Summary
 
+__all__ = ["Heads", "Runs", "Sums", "run_starts"]
+
 
 def run_starts(mail: Mail, keys: Sequence[int]) -> tuple[Numbers, Numbers]:
     """Where runs of equal keys on one machine start, and the run each record of sorted mail belongs to.

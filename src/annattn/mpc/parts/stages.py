@@ -7,6 +7,8 @@ import numpy as np
 
 from annattn.mpc.model import Mail, Numbers, Protocol, Words
 
+__all__ = ["Stage", "Staged", "Step", "fold", "join_mail", "least_memory", "slots", "to_self", "unfold"]
+
 Step = Callable[[int, Mail], Mail]
 
 

@@ -12,6 +12,8 @@ import numpy as np
 from annattn.mpc.model import Mail, Numbers, Words
 from annattn.mpc.parts.stages import fold, join_mail, slots, unfold
 
+__all__ = ["Combine", "Scan", "Summary", "Tree", "exclusive_scan", "reduce_groups"]
+
 Combine = Callable[[Words, Words], Words]
 """Two arrays of summaries, the left ones earlier, to the array of their combinations; must be associative."""
 

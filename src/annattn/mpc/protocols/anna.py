@@ -11,6 +11,8 @@ from annattn.mpc.model import Words, real_words, word_reals
 from annattn.mpc.protocols.collisions import CollisionAttention, as_reals
 from annattn.mpc.protocols.problem import positive
 
+__all__ = ["AnnaAttention", "Hasher"]
+
 Hasher = Callable[[NDArray[np.float64]], ArrayLike]
 
 

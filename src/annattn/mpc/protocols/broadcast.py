@@ -9,6 +9,8 @@ from annattn.mpc.parts.stages import Stage
 from annattn.mpc.protocols.problem import Problem, random_words
 from annattn.mpc.protocols.sums import tree_rounds
 
+__all__ = ["Broadcast"]
+
 
 class Broadcast(Problem):
     """One word becomes n copies of it, s a machine, in max(1, ⌈log_s n⌉) rounds: each round makes s copies of a copy.

@@ -24,6 +24,8 @@ from annattn.mpc.parts.runs import Sums
 from annattn.mpc.parts.stages import Stage, join_mail, slots
 from annattn.mpc.protocols.problem import Problem
 
+__all__ = ["CollisionAttention", "as_reals"]
+
 QUERY = np.uint64(2**63)
 """Set in the tag of a query record; the rest of a tag is the token's place."""
 

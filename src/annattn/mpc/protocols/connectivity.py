@@ -14,6 +14,8 @@ from annattn.mpc.parts.runs import Heads
 from annattn.mpc.parts.stages import Stage, slots
 from annattn.mpc.protocols.problem import Problem, positive
 
+__all__ = ["Connectivity"]
+
 LABEL, TAG, OTHER = 0, 1, 2
 QUIET = np.uint64(2**63)
 """Set in the tag of a record that proposes nothing; the rest of a tag is 2·item + side."""

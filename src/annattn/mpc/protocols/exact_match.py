@@ -9,6 +9,8 @@ from annattn.mpc.model import Words, real_words, word_reals
 from annattn.mpc.protocols.collisions import CollisionAttention, as_reals
 from annattn.mpc.protocols.problem import positive
 
+__all__ = ["ExactMatchAttention"]
+
 
 class ExactMatchAttention(CollisionAttention):
     """Every query gets the mean of the values whose key equals it, or zeros: 4^d + 2·depth + 3 rounds.

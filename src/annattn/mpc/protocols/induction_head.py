@@ -10,6 +10,8 @@ from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
 from annattn.mpc.parts.stages import Stage, join_mail, slots
 from annattn.mpc.protocols.problem import Problem
 
+__all__ = ["NOTHING", "InductionHead", "check_letters", "hop_letters", "record_before", "show_last"]
+
 LETTER, PLACE, NEXT = 0, 1, 2
 NOTHING = np.uint64(2**64 - 1)
 """The paper's ⊥, the letter of position σ = 0; no letter of a word may be it."""

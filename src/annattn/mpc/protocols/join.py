@@ -11,6 +11,8 @@ from annattn.mpc.parts.runs import Heads
 from annattn.mpc.parts.stages import Stage, slots
 from annattn.mpc.protocols.problem import Problem, random_words
 
+__all__ = ["Join"]
+
 KEY, TAG, VALUE = 0, 1, 2
 RIGHT = np.uint64(2**63)
 """Set in the tag of a right record; the rest of a tag is the record's place in the input."""

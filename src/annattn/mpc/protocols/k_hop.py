@@ -10,6 +10,8 @@ from annattn.mpc.parts.stages import Stage, slots
 from annattn.mpc.protocols.induction_head import NOTHING, check_letters, hop_letters, record_before, show_last
 from annattn.mpc.protocols.problem import Problem, positive
 
+__all__ = ["KHop"]
+
 LETTER, PLACE = 0, 1
 AT, JUMP, FOUND = 0, 1, 2
 

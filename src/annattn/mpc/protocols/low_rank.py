@@ -11,6 +11,8 @@ from annattn.mpc.parts.tree import Tree
 from annattn.mpc.protocols.collisions import as_reals
 from annattn.mpc.protocols.problem import Problem, positive
 
+__all__ = ["LowRankAttention"]
+
 
 class LowRankAttention(Problem):
     """Q'K'ᵀV for features of rank r and values of m numbers: 2⌈log_a leaves⌉ + 1 rounds with a = ⌊s/rm⌋.

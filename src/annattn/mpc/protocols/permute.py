@@ -9,6 +9,8 @@ from annattn.mpc.model import Limits, Mail, Words, spread
 from annattn.mpc.parts.stages import Stage
 from annattn.mpc.protocols.problem import Problem, random_words
 
+__all__ = ["Permute"]
+
 
 class Permute(Problem):
     """out[place] = word for n records (place, word) whose places are a permutation of 0 … n-1: one round, the least.

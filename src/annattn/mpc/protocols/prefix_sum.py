@@ -9,6 +9,8 @@ from annattn.mpc.parts.stages import Stage, to_self
 from annattn.mpc.parts.tree import Scan, Summary
 from annattn.mpc.protocols.problem import Problem, random_words
 
+__all__ = ["PrefixSum"]
+
 
 class _Total(Summary):
     """The sum of a machine's words."""

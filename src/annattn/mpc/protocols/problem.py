@@ -9,6 +9,8 @@ from annattn.errors import InputError, LeastMemoryError
 from annattn.mpc.model import Words
 from annattn.mpc.parts.stages import Staged, least_memory
 
+__all__ = ["Problem", "positive", "random_words"]
+
 
 class Problem(Staged):
     """A protocol made for n records and machines of `memory_words` words that knows the answer it should give.

@@ -9,6 +9,8 @@ from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
 from annattn.mpc.parts.stages import Stage, slots
 from annattn.mpc.protocols.problem import Problem, positive, random_words
 
+__all__ = ["Sort"]
+
 
 class Sort(Problem):
     """n records sorted by their first word, equal ones in the order they came, in 4^d rounds: see `parts.columnsort`.

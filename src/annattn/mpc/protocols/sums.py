@@ -8,6 +8,8 @@ from annattn.mpc.model import Limits, Mail, Words, spread
 from annattn.mpc.parts.stages import Stage
 from annattn.mpc.protocols.problem import Problem, random_words
 
+__all__ = ["Sum", "tree_rounds"]
+
 
 class Sum(Problem):
     """The sum of n words modulo 2^p in max(1, ⌈log_s n⌉) rounds, the least any protocol needs; s of at least 2.

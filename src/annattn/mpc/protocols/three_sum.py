@@ -12,6 +12,8 @@ from annattn.mpc.parts.stages import Stage, join_mail, slots
 from annattn.mpc.protocols.problem import Problem
 from annattn.mpc.protocols.sums import tree_rounds
 
+__all__ = ["ZERO", "ThreeSum"]
+
 ZERO = 2**61
 """The word for 0; words are numbers plus this, so that they are not negative and three of them do not overflow."""
 
