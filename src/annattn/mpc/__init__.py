@@ -1,0 +1,34 @@
+"""Massively parallel computation: protocols that run under enforced limits, in this process or on a cluster."""
+
+from annattn.mpc import protocols
+from annattn.mpc.lift import PerMachine
+from annattn.mpc.model import (
+    Limits,
+    Mail,
+    Protocol,
+    Result,
+    as_words,
+    real_words,
+    run,
+    word_reals,
+)
+from annattn.mpc.partners import with_partners
+from annattn.mpc.sharding import check_sharding
+from annattn.mpc.trace import RoundLoad, Trace
+
+__all__ = [
+    "Limits",
+    "Mail",
+    "PerMachine",
+    "Protocol",
+    "Result",
+    "RoundLoad",
+    "Trace",
+    "as_words",
+    "check_sharding",
+    "protocols",
+    "real_words",
+    "run",
+    "with_partners",
+    "word_reals",
+]

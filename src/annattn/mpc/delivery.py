@@ -1,0 +1,122 @@
+"""Enforcing the limits on mail that was sent, and putting it into its receivers' inboxes."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from annattn.errors import DestinationError, InboxError, OutboxError, PartnersError, SourceError, WordError
+from annattn.mpc.model import Limits, Mail, Numbers
+from annattn.mpc.order import stable_order
+from annattn.mpc.trace import RoundLoad
+
+__all__ = [
+    "check_inboxes",
+    "check_partners",
+    "check_received",
+    "check_sent",
+    "deliver",
+    "deliver_all",
+    "loads",
+    "partners",
+    "round_load",
+]
+
+
+def check_sent(round_: int, mail: Mail, limits: Limits, senders: NDArray[np.bool_] | None) -> None:
+    """Raise unless destinations exist, senders had mail, words fit, and outboxes and partners hold their limits.
+
+    The error names the same machine in whatever order the mail comes.
+    """
+    if len(mail) == 0:
+        return
+    last = limits.machines - 1
+    if mail.dest.min() < 0 or mail.dest.max() > last:
+        wrong = (mail.dest < 0) | (mail.dest > last)
+        machine = int(mail.src[wrong].min())
+        amount = int(mail.dest[wrong & (mail.src == machine)].min())
+        raise DestinationError(round=round_, machine=machine, limit=last, amount=amount)
+    if mail.src.min() < 0 or mail.src.max() > last:
+        machine = int(mail.src.min() if mail.src.min() < 0 else mail.src.max())
+        raise SourceError(round=round_, machine=machine, limit=0, amount=int((mail.src == machine).sum()))
+    records = np.bincount(mail.src, minlength=limits.machines)
+    if senders is not None and (silent := (records > 0) & ~senders).any():
+        machine = int(np.argmax(silent))
+        raise SourceError(round=round_, machine=machine, limit=0, amount=int(records[machine]))
+    if limits.word_bits < 64 and int(mail.words.max()) > limits.largest_word:
+        largest = mail.words.max(axis=1)
+        machine = int(mail.src[largest > limits.largest_word].min())
+        amount = int(largest[mail.src == machine].max())
+        raise WordError(round=round_, machine=machine, limit=limits.largest_word, amount=amount)
+    machine = int(np.argmax(records))
+    if records[machine] * mail.width > limits.memory_words:
+        amount = int(records[machine] * mail.width)
+        raise OutboxError(round=round_, machine=machine, limit=limits.memory_words, amount=amount)
+    if limits.partners is not None:
+        check_partners(round_, partners(mail.src, mail.dest, limits.machines), limits.partners)
+
+
+def check_received(round_: int, mail: Mail, limits: Limits) -> None:
+    """Raise unless every inbox holds its limits of words and of partners."""
+    check_inboxes(round_, np.bincount(mail.dest, minlength=limits.machines) * mail.width, limits)
+    if limits.partners is not None:
+        check_partners(round_, partners(mail.dest, mail.src, limits.machines), limits.partners)
+
+
+def check_inboxes(round_: int, received: NDArray[np.int64], limits: Limits) -> None:
+    """Raise unless every machine received at most s words."""
+    machine = int(np.argmax(received))
+    if received[machine] > limits.memory_words:
+        amount = int(received[machine])
+        raise InboxError(round=round_, machine=machine, limit=limits.memory_words, amount=amount)
+
+
+def check_partners(round_: int, count: NDArray[np.int64], limit: int) -> None:
+    """Raise if a machine has more partners than the limit in one direction."""
+    machine = int(np.argmax(count))
+    if count[machine] > limit:
+        raise PartnersError(round=round_, machine=machine, limit=limit, amount=int(count[machine]))
+
+
+def partners(machine: Numbers, other: Numbers, machines: int) -> NDArray[np.int64]:
+    """How many different others each machine has; mail to itself has no partner.
+
+    >>> partners(np.array([0, 0, 0, 1]), np.array([1, 1, 2, 1]), 3)
+    array([2, 0, 0])
+    """
+    apart = machine != other
+    pairs = np.unique(np.stack([machine[apart], other[apart]], axis=1), axis=0)
+    return np.bincount(pairs[:, 0], minlength=machines)
+
+
+def round_load(round_: int, sent: NDArray[np.int64], received: NDArray[np.int64], limits: Limits) -> RoundLoad:
+    """The loads of a round in the smallest integers that hold them."""
+    kind = np.min_scalar_type(limits.memory_words)
+    return RoundLoad(round_, sent.astype(kind), received.astype(kind))
+
+
+def loads(round_: int, mail: Mail, limits: Limits) -> RoundLoad:
+    """The words each machine sent and received."""
+    sent = np.bincount(mail.src, minlength=limits.machines) * mail.width
+    received = np.bincount(mail.dest, minlength=limits.machines) * mail.width
+    return round_load(round_, sent, received, limits)
+
+
+def deliver(mail: Mail, machines: int) -> Mail:
+    """The same records ordered by (dest, src), those of one sender to one receiver in the order they were sent."""
+    return deliver_all([mail], machines)
+
+
+def deliver_all(sent: list[Mail], machines: int) -> Mail:
+    """`deliver` for the one mail in a list, which is emptied: if nobody else holds the mail, half the memory does."""
+    mail = sent.pop()
+    columns = [mail.words, mail.src, mail.dest]
+    del mail
+    order = stable_order(columns[1], machines)
+    if order is None:
+        order = stable_order(columns[2], machines)
+    else:
+        by_dest = stable_order(columns[2][order], machines)
+        order = order if by_dest is None else order[by_dest]
+    if order is None:
+        return Mail(*columns[::-1])
+    # Each column is let go when its successor is there.
+    return Mail(*[np.take(columns.pop(), order, axis=0) for _ in range(3)])

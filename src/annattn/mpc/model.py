@@ -1,0 +1,238 @@
+"""The model of massively parallel computation: limits, mail, protocols (the paper's Definition "MPC")."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from annattn.errors import InputError
+from annattn.mpc.trace import RoundLoad, Trace
+
+__all__ = [
+    "Limits",
+    "Mail",
+    "Numbers",
+    "Progress",
+    "Protocol",
+    "Result",
+    "Words",
+    "as_words",
+    "check_input",
+    "real_words",
+    "run",
+    "spread",
+    "word_reals",
+]
+
+Words = NDArray[np.uint64]
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a machine may do: P machines of s words of p bits, and at most `partners` others to talk to a round.
+
+    >>> Limits(machines=4, memory_words=16)
+    Limits(machines=4, memory_words=16, word_bits=64, partners=None)
+    """
+
+    machines: int
+    memory_words: int
+    word_bits: int = 64
+    partners: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("machines", 1, 2**62), ("memory_words", 1, 2**62), ("word_bits", 1, 64)):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise InputError(name, given=value, expected=f"an integer from {low} to {high}")
+        if self.partners is not None and self.partners < 1:
+            raise InputError("partners", given=self.partners, expected="an integer of at least 1, or None for no limit")
+
+    @property
+    def largest_word(self) -> int:
+        """The largest word of p bits, 2^p - 1."""
+        return 2**self.word_bits - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Mail:
+    """The mail of many machines in columns: record i goes from machine src[i] to machine dest[i] and holds words[i].
+
+    Every record of one mail has the same number of words, its width. A record of width w costs w words of its
+    sender's and of its receiver's memory; the envelope (dest, src) is the network's and costs nothing. An engine
+    hands a step its mail ordered by (dest, src), records of one sender to one receiver in the order they were sent.
+
+    >>> mail = Mail(dest=[1, 0], src=[0, 0], words=[[7], [8]])
+    >>> mail.width, len(mail)
+    (1, 2)
+    """
+
+    dest: Numbers
+    src: Numbers
+    words: Words
+
+    def __init__(self, dest: ArrayLike, src: ArrayLike, words: ArrayLike) -> None:
+        columns = {"dest": np.asarray(dest, dtype=np.int64), "src": np.asarray(src, dtype=np.int64)}
+        block = np.asarray(words)
+        if block.dtype != np.uint64:
+            block = as_words(block)
+        if block.ndim == 1:
+            block = block[:, None]
+        for name, column in columns.items():
+            if column.shape != block.shape[:1]:
+                expected = f"one machine number for each of the {len(block)} records"
+                raise InputError(f"Mail.{name}", given=f"shape {column.shape}", expected=expected)
+        if block.ndim != 2 or block.shape[1] < 1:
+            raise InputError("Mail.words", given=f"shape {block.shape}", expected="(records, width), width at least 1")
+        object.__setattr__(self, "dest", columns["dest"])
+        object.__setattr__(self, "src", columns["src"])
+        object.__setattr__(self, "words", block)
+
+    def __len__(self) -> int:
+        return len(self.dest)
+
+    @property
+    def width(self) -> int:
+        """Words in each record."""
+        return self.words.shape[1]
+
+    def take(self, index: NDArray[Any]) -> "Mail":
+        """The records at the given positions, or where a mask is true."""
+        if index.dtype == bool:
+            index = np.flatnonzero(index)
+        return Mail(self.dest[index], self.src[index], np.take(self.words, index, axis=0))
+
+
+def as_words(values: ArrayLike) -> Words:
+    """Integers as words, refused when negative or not whole: nothing is wrapped or clipped on the way in.
+
+    >>> as_words([1, 2])
+    array([1, 2], dtype=uint64)
+    """
+    given = np.asarray(values)
+    if given.dtype == np.uint64:
+        return given
+    if given.size == 0:
+        return given.astype(np.uint64)
+    if given.dtype.kind not in "iub":
+        hint = "real values travel as bit patterns: see annattn.mpc.real_words"
+        raise InputError("words", given=f"an array of {given.dtype}", expected="non-negative integers", hint=hint)
+    if given.dtype.kind == "i" and given.min() < 0:
+        raise InputError("words", given=int(given.min()), expected="non-negative integers below 2^64")
+    return given.astype(np.uint64)
+
+
+def real_words(values: ArrayLike) -> Words:
+    """Real numbers as words: the bit pattern of each float64, so nothing is rounded in transit.
+
+    >>> int(real_words([1.0])[0]) == 0x3FF0000000000000
+    True
+    """
+    return np.ascontiguousarray(values, dtype=np.float64).view(np.uint64)
+
+
+def word_reals(words: ArrayLike) -> NDArray[np.float64]:
+    """The float64 numbers whose bit patterns these words are: the inverse of `real_words`.
+
+    >>> word_reals(real_words([0.1, -2.5]))
+    array([ 0.1, -2.5])
+    """
+    return np.ascontiguousarray(words, dtype=np.uint64).view(np.float64)
+
+
+class Protocol(ABC):
+    """An R-round protocol: where the input lies, what a machine does in a round, and where the output is read.
+
+    A machine keeps nothing but its mail; to remember something it mails itself. `step` is a pure function, vectorised
+    over machines, in which each machine sees only its own mail: `check_sharding` tests that.
+    """
+
+    limits: Limits
+    rounds: int
+    input_records: int | None = None
+    """Records an input must have, or None for any number."""
+    input_width: int | None = None
+    """Words each of them must have, or None for any number."""
+
+    def scatter(self, words: Words) -> Mail:
+        """The input as the machines hold it before round 0: by default evenly over the first ⌈N/s⌉."""
+        rows = words if words.ndim == 2 else words[:, None]
+        held = max(1, self.limits.memory_words // rows.shape[1])
+        machines = max(1, -(-len(rows) // held))
+        return spread(rows, -(-len(rows) // machines))
+
+    @abstractmethod
+    def step(self, round: int, mail: Mail) -> Mail:  # noqa: A002 - the model's word
+        """What the machines that received `mail` send in round 0 … R-1."""
+
+    def gather(self, mail: Mail) -> Any:
+        """The output, read from the mail that arrived in the last round: by default every word, machine by machine."""
+        return mail.words[:, 0] if mail.width == 1 else mail.words
+
+
+def spread(rows: Words, held: int) -> Mail:
+    """Rows laid out in order, `held` on each machine.
+
+    >>> spread(np.arange(3, dtype=np.uint64)[:, None], 2).dest
+    array([0, 0, 1])
+    """
+    machine = np.arange(len(rows), dtype=np.int64) // max(1, held)
+    return Mail(machine, machine, rows)
+
+
+class Result(NamedTuple):
+    """What a run gives: the protocol's output and the trace of its loads."""
+
+    output: Any
+    trace: Trace
+
+
+Progress = Callable[[RoundLoad, int], None]
+
+
+def run(
+    protocol: Protocol,
+    words: ArrayLike,
+    engine: str = "local",
+    *,
+    progress: bool | Progress = False,
+    **options: Any,
+) -> Result:
+    """Run a protocol on its input under its limits, in this process (`local`) or on a Ray cluster (`ray`).
+
+    `progress=True` writes one line a round to standard error; a callable gets (load, rounds). Further options are the
+    engine's: `shards` and `address` for `ray`.
+
+    >>> from annattn.mpc.protocols import Sum
+    >>> int(run(Sum(n=5, memory_words=2), [1, 2, 3, 4, 5]).output)
+    15
+    """
+    from annattn.mpc import local, ray_engine
+    from annattn.mpc.progress import reporter
+
+    engines: Mapping[str, Callable[..., Result]] = {"local": local.run, "ray": ray_engine.run}
+    if engine not in engines:
+        raise InputError("engine", given=repr(engine), expected=f"one of {', '.join(map(repr, engines))}")
+    block = check_input(protocol, words)
+    return engines[engine](protocol, block, progress=reporter(progress), **options)
+
+
+def check_input(protocol: Protocol, words: ArrayLike) -> Words:
+    """The input as words, refused when it has not the size the protocol was made for."""
+    block = as_words(words)
+    if block.ndim not in (1, 2):
+        raise InputError("words", given=f"shape {block.shape}", expected="one word, or one row of words, a record")
+    if protocol.input_records is not None and len(block) != protocol.input_records:
+        name = type(protocol).__name__
+        hint = f"make a {name} for this size, or pass its input"
+        raise InputError("words", given=f"{len(block)} records", expected=f"{protocol.input_records}", hint=hint)
+    width = block.shape[1] if block.ndim == 2 else 1
+    if protocol.input_width is not None and width != protocol.input_width:
+        expected = f"{protocol.input_width} words a record"
+        hint = "use the protocol's encode" if hasattr(protocol, "encode") else ""
+        raise InputError("words", given=f"shape {block.shape}", expected=expected, hint=hint)
+    return block

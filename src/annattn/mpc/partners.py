@@ -1,0 +1,159 @@
+"""The same function by a protocol in which every machine talks to few others a round.
+
+The paper's Definition 3 of Sanford et al. 2024: (γ, ε, ρ)-MPC, communication capacity k = O(N^ρ). Their Proposition 24
+turns one round into O((1+γ)²/ρ²); here it is 2L - 1 with L = ⌈log_(k+1) P⌉ = O((1+γ)/ρ).
+
+Number the machines by L digits in base b ≤ k + 1. One round becomes: L - 1 rounds in which each machine deals its
+packets out among the b machines that differ from it in one digit at most (the second, the third, …), then L rounds that
+put the digits right, first to last. Packets are dealt in the order of their destinations, from a starting point hashed
+from (seed, round, machine). So those for any range of machines are spread evenly over all values of the dealt digits,
+and when the first j digits are right, a machine holds its share, 1/b^(L-j), of the at most s·b^(L-j) words that are
+bound for the machines with those digits: about s words, as always. "About" is rounding: a dealing may be off by one
+packet for each range of destinations, which is why the memory has a margin. Loads are checked in every round like any
+protocol's, and the protocol's own limits in its own rounds; a seed for which they do not fit is an error, never a wrong
+answer.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from annattn.errors import InputError
+from annattn.mpc.delivery import check_received, check_sent
+from annattn.mpc.mixing import mixed
+from annattn.mpc.model import Mail, Numbers, Protocol, Words
+from annattn.mpc.order import order_within
+from annattn.mpc.parts.stages import slots
+
+__all__ = ["PartneredProtocol", "with_partners"]
+
+
+def with_partners(
+    protocol: Protocol, partners: int, *, memory_words: int | None = None, seed: int = 0
+) -> "PartneredProtocol":
+    """The same protocol with at most `partners` others to send to, and to hear from, in every round.
+
+    A packet carries one or two words more than its message (where it goes, whence it comes, which one it is). Unless
+    given, the memory is three times the protocol's and a little more for each digit.
+
+    >>> from annattn.mpc import run
+    >>> from annattn.mpc.protocols import Sum
+    >>> thrifty = with_partners(Sum(n=9, memory_words=3), partners=2)
+    >>> int(run(thrifty, range(9)).output), thrifty.limits.partners
+    (36, 2)
+    """
+    if partners < 2:
+        raise InputError("partners", given=partners, expected="an integer of at least 2")
+    return PartneredProtocol(protocol, partners, memory_words, seed)
+
+
+class PartneredProtocol(Protocol):
+    """What `with_partners` makes: R·(2⌈log_(k+1) P⌉ - 1) rounds."""
+
+    def __init__(self, protocol: Protocol, partners: int, memory_words: int | None, seed: int) -> None:
+        self.protocol, self.seed = protocol, seed
+        self.input_records, self.input_width = protocol.input_records, protocol.input_width
+        limits = protocol.limits
+        self.digits = 1
+        # A machine and its b - 1 fellows: b may be one more than the partners.
+        while (partners + 1) ** self.digits < limits.machines:
+            self.digits += 1
+        self.base = 1
+        while self.base**self.digits < limits.machines:
+            self.base += 1
+        self.machines = self.base**self.digits
+        self.machine_bits = max(1, (self.machines - 1).bit_length())
+        self.number_bits = max(1, (limits.memory_words - 1).bit_length())
+        self.header = 1 if 2 * self.machine_bits + self.number_bits <= 64 else 2
+        if memory_words is None:
+            memory_words = 3 * limits.memory_words + 16 * (self.header + 1) * self.digits
+        bits = max(limits.word_bits, self._header_bits())
+        self.limits = replace(
+            limits, machines=self.machines, memory_words=memory_words, word_bits=bits, partners=partners
+        )
+        self.hops = 2 * self.digits - 1
+        self.rounds = protocol.rounds * self.hops
+
+    def _header_bits(self) -> int:
+        if self.header == 1:
+            return 2 * self.machine_bits + self.number_bits
+        return max(self.machine_bits, self.machine_bits + self.number_bits)
+
+    def scatter(self, words: Words) -> Mail:
+        """As the protocol does."""
+        return self.protocol.scatter(words)
+
+    def step(self, round: int, mail: Mail) -> Mail:  # noqa: A002 - the model's word
+        """The protocol's own round at the first hop, then packets on their way."""
+        turn, hop = divmod(round, self.hops)
+        if hop == 0:
+            sent = self.protocol.step(turn, self._arrived(turn, mail))
+            check_sent(turn, sent, self.protocol.limits, None)
+            mail = self._packed(sent)
+            at, dest = mail.src, mail.dest
+        else:
+            at, dest = mail.dest, self._destination(mail.words)
+        if hop < self.digits - 1:
+            return self._deal(round, at, dest, mail.words, digit=hop + 1)
+        return self._correct(at, dest, mail.words, digit=hop - (self.digits - 1))
+
+    def _deal(self, round_: int, at: Numbers, dest: Numbers, words: Words, digit: int) -> Mail:
+        order = np.lexsort([dest, at])
+        at, words = at[order], words[order]
+        start = mixed(at.astype(np.uint64), self.seed * 1_000_003 + round_) % np.uint64(self.base)
+        to = (slots(at) + start.astype(np.int64)) % self.base
+        return Mail(self._with_digit(at, digit, to), at, words)
+
+    def _correct(self, at: Numbers, dest: Numbers, words: Words, digit: int) -> Mail:
+        return Mail(self._with_digit(at, digit, dest // self._weight(digit) % self.base), at, words)
+
+    def _weight(self, digit: int) -> int:
+        """The place value of a digit; digit 0 is the highest, so that ranges of machines share their first digits."""
+        return self.base ** (self.digits - 1 - digit)
+
+    def _with_digit(self, machine: Numbers, digit: int, value: Numbers) -> Numbers:
+        weight = self._weight(digit)
+        return machine + (value - machine // weight % self.base) * weight
+
+    def _packed(self, mail: Mail) -> Mail:
+        """Each record with its header: destination, source and its number among the sender's records."""
+        order = np.argsort(mail.src, kind="stable")
+        mail = mail.take(order)
+        number = slots(mail.src).astype(np.uint64)
+        dest, src = mail.dest.astype(np.uint64), mail.src.astype(np.uint64)
+        origin = (src << np.uint64(self.number_bits)) | number
+        if self.header == 1:
+            head = [(dest << np.uint64(self.machine_bits + self.number_bits)) | origin]
+        else:
+            head = [dest, origin]
+        return Mail(mail.dest, mail.src, np.column_stack([*head, mail.words]))
+
+    def _destination(self, words: Words) -> Numbers:
+        shift = self.machine_bits + self.number_bits if self.header == 1 else 0
+        return (words[:, 0] >> np.uint64(shift)).astype(np.int64)
+
+    def _arrived(self, turn: int, mail: Mail) -> Mail:
+        """The mail as the protocol itself would have found it."""
+        if turn == 0:
+            return mail
+        origin = mail.words[:, self.header - 1]
+        if self.header == 1:
+            origin = origin & np.uint64(2 ** (self.machine_bits + self.number_bits) - 1)
+        order = order_within(mail.dest, [origin])
+        src = (origin[order] >> np.uint64(self.number_bits)).astype(np.int64)
+        arrived = Mail(mail.dest[order], src, mail.words[order, self.header :])
+        check_received(turn - 1, arrived, self.protocol.limits)
+        return arrived
+
+    def gather(self, mail: Mail) -> Any:
+        """As the protocol does."""
+        return self.protocol.gather(self._arrived(self.protocol.rounds, mail))
+
+    def round_formula(self) -> int:
+        """R·(2⌈log_(k+1) P⌉ - 1)."""
+        limits = self.protocol.limits
+        digits = 1
+        while (1 + (self.limits.partners or 0)) ** digits < limits.machines:
+            digits += 1
+        return self.protocol.rounds * (2 * digits - 1)

@@ -1,0 +1,190 @@
+"""Trees of machines: combining one summary a machine, and telling every machine what came before it.
+
+The leaves are machines 0 … leaves-1 and hold data; the nodes are further machines, so that a node's work is never
+added to a leaf's load. While a tree works, each leaf mails its data to itself; a record from elsewhere is the tree's.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from annattn.mpc.model import Mail, Numbers, Words
+from annattn.mpc.parts.stages import fold, join_mail, slots, unfold
+
+__all__ = ["Combine", "Scan", "Summary", "Tree", "exclusive_scan", "reduce_groups"]
+
+Combine = Callable[[Words, Words], Words]
+"""Two arrays of summaries, the left ones earlier, to the array of their combinations; must be associative."""
+
+
+class Tree:
+    """A tree of arity a over `leaves` machines, whose nodes start at machine `base`.
+
+    >>> tree = Tree(leaves=10, arity=3, base=10)
+    >>> tree.sizes, tree.depth, tree.machines
+    ((10, 4, 2, 1), 3, 7)
+    """
+
+    def __init__(self, leaves: int, arity: int, base: int) -> None:
+        sizes = [leaves]
+        while sizes[-1] > 1:
+            sizes.append(-(-sizes[-1] // arity))
+        self.sizes, self.arity, self.base = tuple(sizes), arity, base
+
+    @property
+    def depth(self) -> int:
+        """Levels above the leaves: ⌈log_a(leaves)⌉."""
+        return len(self.sizes) - 1
+
+    @property
+    def machines(self) -> int:
+        """Machines besides the leaves."""
+        return sum(self.sizes[1:])
+
+    def first(self, level: int) -> int:
+        """The first machine of a level; level 0 are the leaves."""
+        return 0 if level == 0 else self.base + sum(self.sizes[1:level])
+
+    def level(self, machine: Numbers) -> Numbers:
+        """The level each machine belongs to."""
+        firsts = [self.first(level) for level in range(1, self.depth + 1)]
+        return np.searchsorted(firsts, machine, side="right")
+
+    def parent(self, level: int, machine: Numbers) -> Numbers:
+        """The machines above the given machines of one level."""
+        return self.first(level + 1) + (machine - self.first(level)) // self.arity
+
+
+class Summary(ABC):
+    """What a machine tells about its records to those after it: some words, all zero for nothing at all."""
+
+    length: int
+
+    @abstractmethod
+    def of(self, mail: Mail) -> tuple[Numbers, Words]:
+        """The machines that have mail, in order, and the summary of each."""
+
+    @abstractmethod
+    def combine(self, left: Words, right: Words) -> Words:
+        """The summaries of two stretches of machines, the left ones earlier, as those of both; associative."""
+
+
+class Scan:
+    """Give every leaf the combination of the summaries of all leaves before it, in 2·depth rounds.
+
+    A summary of `length` words travels as `folds` records of the width of the data. A node holds the summaries of its
+    children and, on the way down, one more from its parent: (arity + 1) · folds · width ≤ s. A leaf needs room for
+    `folds` records besides its data.
+    """
+
+    def __init__(self, *, leaves: int, width: int, length: int, memory_words: int, base: int) -> None:
+        self.folds = -(-length // width)
+        self.width, self.length = width, length
+        self.arity = memory_words // (self.folds * width) - 1
+        self.tree = Tree(leaves, max(self.arity, 2), base)
+
+    @staticmethod
+    def fits(*, width: int, length: int, memory_words: int) -> bool:
+        """Whether a node can hold two children."""
+        return memory_words >= 3 * -(-length // width) * width
+
+    @property
+    def rounds(self) -> int:
+        """Up the tree and down again."""
+        return 2 * self.tree.depth
+
+    def step(self, i: int, mail: Mail, summary: Summary) -> Mail:
+        """Round i of both ways."""
+        tree = self.tree
+        level = tree.level(mail.dest)
+        keep = mail.take(level == 0)
+        parts = [Mail(keep.dest, keep.dest, keep.words)]
+        if i == 0:
+            leaves, summaries = summary.of(keep)
+            parts.append(self._send(leaves, tree.parent(0, leaves), summaries))
+        for depth in range(1, tree.depth + 1):
+            held = mail.take(level == depth)
+            if len(held) and i >= depth:
+                parts.extend(self._node(i, depth, held, summary.combine))
+        return join_mail(*parts)
+
+    def _node(self, i: int, depth: int, held: Mail, combine: Combine) -> list[Mail]:
+        tree = self.tree
+        top = tree.depth
+        down = i - top == top - depth
+        above = tree.first(depth + 1) if depth < top else None
+        from_above = held.src >= above if above is not None else np.zeros(len(held), bool)
+        own = held.take(~from_above)
+        child_of = own.dest[:: self.folds]
+        summaries = unfold(own.words, self.length)
+        parts: list[Mail] = []
+        if i == depth < top:
+            nodes, total = reduce_groups(child_of, summaries, combine)
+            parts.append(self._send(nodes, tree.parent(depth, nodes), total))
+        if down:
+            before = unfold(held.take(from_above).words, self.length) if above is not None else None
+            carried = exclusive_scan(child_of, summaries, combine, before)
+            children = (child_of - tree.first(depth)) * tree.arity + slots(child_of) + tree.first(depth - 1)
+            parts.append(self._send(child_of, children, carried))
+        elif i < 2 * top - depth:
+            parts.append(Mail(own.dest, own.dest, own.words))
+        return parts
+
+    def _send(self, src: Numbers, dest: Numbers, summaries: Words) -> Mail:
+        return Mail(np.repeat(dest, self.folds), np.repeat(src, self.folds), fold(summaries, self.width))
+
+    def receive(self, mail: Mail) -> tuple[Mail, Words]:
+        """A leaf's own records, and for each of them what its machine was told: zeros for the first machine."""
+        if self.tree.depth == 0:
+            return mail, np.zeros((len(mail), self.length), np.uint64)
+        told = mail.take(mail.src != mail.dest)
+        data = mail.take(mail.src == mail.dest)
+        machines = told.dest[:: self.folds]
+        carried = unfold(told.words, self.length)
+        return data, np.take(carried, np.searchsorted(machines, data.dest), axis=0)
+
+
+def reduce_groups(group: Numbers, rows: Words, combine: Combine) -> tuple[Numbers, Words]:
+    """Each group's rows combined in order; groups are runs of equal numbers.
+
+    >>> add = lambda left, right: left + right
+    >>> reduce_groups(np.array([3, 3, 5]), np.array([[1], [2], [4]], dtype=np.uint64), add)
+    (array([3, 5]), array([[3], [4]], dtype=uint64))
+    """
+    slot = slots(group)
+    first = np.flatnonzero(slot == 0)
+    total = rows[first].copy()
+    index = np.cumsum(slot == 0) - 1
+    for position, where in _by_slot(slot):
+        if position:
+            total[index[where]] = combine(total[index[where]], rows[where])
+    return group[first], total
+
+
+def exclusive_scan(group: Numbers, rows: Words, combine: Combine, before: Words | None = None) -> Words:
+    """For each row the combination of its group's earlier rows, after its group's row in `before`; zeros are nothing.
+
+    >>> add = lambda left, right: left + right
+    >>> exclusive_scan(np.array([3, 3, 5]), np.array([[1], [2], [4]], dtype=np.uint64), add).ravel()
+    array([0, 1, 0], dtype=uint64)
+    """
+    slot = slots(group)
+    index = np.cumsum(slot == 0) - 1
+    groups = int(index[-1]) + 1 if len(index) else 0
+    so_far = np.zeros((groups, rows.shape[1]), np.uint64) if before is None else before.copy()
+    out = np.empty_like(rows)
+    for _, where in _by_slot(slot):
+        out[where] = so_far[index[where]]
+        so_far[index[where]] = combine(so_far[index[where]], rows[where])
+    return out
+
+
+def _by_slot(slot: Numbers) -> Iterator[tuple[int, Numbers]]:
+    """The records with slot 0, then those with slot 1, and so on: one vectorised step for all groups each."""
+    order = np.argsort(slot, kind="stable")
+    ends = np.cumsum(np.bincount(slot)) if len(slot) else []
+    start = 0
+    for position, end in enumerate(ends):
+        yield position, order[start:end]
+        start = int(end)

@@ -1,0 +1,23 @@
+"""Telling how far a run has come."""
+
+import sys
+from collections.abc import Callable
+
+from annattn.mpc.trace import RoundLoad
+
+__all__ = ["reporter"]
+
+
+def reporter(progress: bool | Callable[[RoundLoad, int], None]) -> Callable[[RoundLoad, int], None]:
+    """What an engine calls after every round: the caller's function, one that writes a line, or one that is silent."""
+    if callable(progress):
+        return progress
+    return _write if progress else _nothing
+
+
+def _nothing(load: RoundLoad, rounds: int) -> None:
+    pass
+
+
+def _write(load: RoundLoad, rounds: int) -> None:
+    sys.stderr.write(f"round {load.round + 1} of {rounds}: {load.words} words moved, largest inbox {load.inbox}\n")

@@ -1,0 +1,107 @@
+"""AnnaAttention: the paper's Algorithm for ANNA as a protocol (Theorem "MPC simulates ANNA")."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from annattn.errors import InputError
+from annattn.mpc.model import Words, real_words, word_reals
+from annattn.mpc.protocols.collisions import CollisionAttention, as_reals
+from annattn.mpc.protocols.problem import positive
+
+__all__ = ["AnnaAttention", "Hasher"]
+
+Hasher = Callable[[NDArray[np.float64]], ArrayLike]
+
+
+class AnnaAttention(CollisionAttention):
+    """out_i = Σ_j c_ij v_j / Σ_j c_ij, c_ij the tables where query i and key j share a bucket, or zeros.
+
+    4^d + 2·depth + 3 rounds. The input is `encode(query, key, value)`. Without a hasher, query and key are integer
+    bucket codes (n, tables), hashed elsewhere. With `hasher`, a function of rows (n, dim) to codes (n, tables) that
+    treats rows one by one, they are real rows and every machine hashes its own: the theorem's shared random seeds.
+    The paper needs O(N^(1+ε-ε'+3ρ)) machines for ℓ = N^(3ρ) tables; here 2ℓN records of value_dim + 4 words.
+
+    >>> from annattn.mpc import run
+    >>> attention = AnnaAttention(n=2, memory_words=40, tables=2, value_dim=1)
+    >>> run(attention, attention.encode([[1, 5], [2, 6]], [[1, 5], [1, 6]], [[3.0], [9.0]])).output.ravel()
+    array([5., 9.])
+    """
+
+    def __init__(
+        self,
+        n: int,
+        memory_words: int,
+        tables: int = 1,
+        value_dim: int = 1,
+        hasher: Hasher | None = None,
+        dim: int | None = None,
+    ) -> None:
+        if (hasher is None) != (dim is None):
+            raise InputError("dim", given=dim, expected="the length of a row with a hasher, None without")
+        positive("tables", tables)
+        self._require(n, memory_words, tables=tables, value_dim=positive("value_dim", value_dim), dim=dim)
+        self.hasher, self.side_words = hasher, tables if dim is None else positive("dim", dim)
+        self.bucket_words, self.value_dim, self.tables = 2, value_dim, tables
+        self.row_words = 2 * self.side_words + value_dim
+        self._build(n, memory_words)
+
+    @classmethod
+    def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:
+        """Whether the records of one token fit a machine and all can be sorted."""
+        tables, values = parameters.get("tables", 1), parameters.get("value_dim", 1)
+        side = parameters.get("dim") or tables
+        return cls._enough(n, memory_words, 2, values, tables, 2 * side + values)
+
+    def encode(self, query: ArrayLike, key: ArrayLike, value: ArrayLike) -> Words:
+        """Bucket codes, or real rows if there is a hasher, and values as the protocol's input."""
+        sides = []
+        for name, given in (("query", query), ("key", key)):
+            if self.hasher is not None:
+                sides.append(real_words(as_reals(name, given, self.n, self.side_words)))
+                continue
+            sides.append(_codes(name, given, self.n, self.tables))
+        return np.hstack([*sides, real_words(as_reals("value", value, self.n, self.value_dim))])
+
+    def _buckets(self, rows: Words) -> tuple[Words, Words, NDArray[np.bool_], NDArray[np.bool_]]:
+        side = self.side_words
+        everyone = np.ones(len(rows), bool)
+        return self._coded(rows[:, :side]), self._coded(rows[:, side : 2 * side]), everyone, everyone
+
+    def _coded(self, side: Words) -> Words:
+        if self.hasher is not None:
+            side = _codes("hasher's codes", self.hasher(word_reals(side)), len(side), self.tables)
+        table = np.broadcast_to(np.arange(self.tables, dtype=np.uint64), side.shape)
+        return np.stack([table, side], axis=2)
+
+    def sample(self, rng: np.random.Generator) -> Words:
+        """Few buckets, or normal rows for a hasher."""
+        value = rng.standard_normal((self.n, self.value_dim))
+        shape = (2, self.n, self.side_words)
+        sides = rng.standard_normal(shape) if self.hasher else rng.integers(-2, 2 + self.n // 4, shape)
+        return self.encode(sides[0], sides[1], value)
+
+    def oracle(self, words: Words) -> NDArray[np.float64]:
+        """Sum over sum, one query and one table at a time."""
+        query, key, value = np.split(words, [self.side_words, 2 * self.side_words], axis=1)
+        if self.hasher is not None:
+            query, key = (np.asarray(self.hasher(word_reals(side))) for side in (query, key))
+        value = word_reals(value)
+        out = np.zeros((self.n, self.value_dim))
+        for i in range(self.n):
+            count = (query[i] == key).sum(axis=1)
+            if count.any():
+                out[i] = (count[:, None] * value).sum(axis=0) / count.sum()
+        return out
+
+
+def _codes(name: str, codes: ArrayLike, n: int, tables: int) -> Words:
+    given = np.asarray(codes)
+    if given.shape != (n, tables) or given.dtype.kind not in "iu":
+        expected = f"integer bucket codes of shape ({n}, {tables})"
+        raise InputError(name, given=f"{given.dtype} of shape {given.shape}", expected=expected)
+    return (
+        np.ascontiguousarray(given).astype(np.int64, copy=False).view(np.uint64) if given.dtype.kind == "i" else given
+    )

@@ -1,0 +1,132 @@
+"""The engine on Ray: machines cut into shards, one task a shard and round, mail through the object store.
+
+A task is a pure function of its shard's mail. When its worker dies Ray runs it again, with the same result: a machine
+is its mail, so nothing is lost with a process.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from annattn.errors import AnnattnError, InputError, LimitError
+from annattn.mpc.delivery import check_inboxes, check_partners, check_sent, deliver, partners, round_load
+from annattn.mpc.local import first_mail
+from annattn.mpc.model import Limits, Mail, Numbers, Protocol, Result, Words
+from annattn.mpc.parts.stages import join_mail
+from annattn.mpc.trace import RoundLoad, Trace
+
+__all__ = ["Piece", "run"]
+
+Piece = tuple[Numbers, Numbers, Words]
+
+
+def run(
+    protocol: Protocol,
+    words: Words,
+    *,
+    progress: Callable[[RoundLoad, int], None],
+    shards: int = 4,
+    address: str | None = None,
+) -> Result:
+    """Run every round as `shards` Ray tasks; starts Ray on this machine unless it runs or `address` names a cluster."""
+    if shards < 1:
+        raise InputError("shards", given=shards, expected="an integer of at least 1")
+    ray = _ray()
+    if not ray.is_initialized():
+        ray.init(address=address, include_dashboard=False, log_to_driver=False)
+    limits = protocol.limits
+    # A task that lost its worker is run again as often as it takes: it has no side effects.
+    task = ray.remote(_shard_step).options(num_returns=shards + 1, max_retries=-1)
+    held = ray.put(protocol)
+    mail = first_mail(protocol, words)
+    inboxes = [[ray.put(piece)] for piece in _cut(mail, limits.machines, shards)]
+    record: list[RoundLoad] = []
+    for round_ in range(protocol.rounds):
+        sent = [task.remote(held, round_, shards, *inbox) for inbox in inboxes]
+        reports = ray.get([refs[0] for refs in sent])
+        pieces = [refs[1:] for refs in sent]
+        if any(report.broken for report in reports):
+            _raise(round_, reports, [ray.get(list(refs)) for refs in pieces], limits)
+        record.append(_merge(round_, reports, limits))
+        inboxes = [[refs[shard] for refs in pieces] for shard in range(shards)]
+        progress(record[-1], protocol.rounds)
+    arrived = [_joined(ray.get(inbox)) for inbox in inboxes]
+    return Result(protocol.gather(deliver(join_mail(*arrived), limits.machines)), Trace(limits, tuple(record)))
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise AnnattnError("engine 'ray' needs the package ray: pip install 'annattn[ray]'") from error
+    return ray
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What a shard tells of its round: who had mail, words sent and received, partners heard, a limit it broke."""
+
+    senders: NDArray[np.bool_]
+    sent: NDArray[np.int64]
+    received: NDArray[np.int64]
+    heard: NDArray[np.int64] | None
+    broken: LimitError | None
+
+
+def _shard_step(protocol: Protocol, round_: int, shards: int, *inbox: Piece) -> tuple[Any, ...]:
+    """One round of one shard: its report, and its mail for every shard (all of it for the first if a limit broke)."""
+    limits = protocol.limits
+    # The object store's arrays are read-only; a step may use its mail as scratch paper.
+    columns = (np.require(column, requirements="W") for column in _columns(deliver(_joined(inbox), limits.machines)))
+    mail = Mail(*columns)
+    senders = np.zeros(limits.machines, bool)
+    senders[mail.dest] = True
+    out = protocol.step(round_, mail) if len(mail) else mail
+    none = np.zeros(0, np.int64)
+    try:
+        check_sent(round_, out, limits, senders)
+    except LimitError as broken:
+        nothing = out.take(none)
+        pieces = [out, *[nothing] * (shards - 1)]
+        return _Report(senders, none, none, None, broken), *map(_columns, pieces)
+    sent = np.bincount(out.src, minlength=limits.machines) * out.width
+    received = np.bincount(out.dest, minlength=limits.machines) * out.width
+    heard = None if limits.partners is None else partners(out.dest, out.src, limits.machines)
+    return _Report(senders, sent, received, heard, None), *_cut(out, limits.machines, shards)
+
+
+def _merge(round_: int, reports: Sequence[_Report], limits: Limits) -> RoundLoad:
+    """The round's loads from its shards', held to what a machine may receive; senders of two shards never coincide."""
+    sent = np.sum([report.sent for report in reports], axis=0)
+    received = np.sum([report.received for report in reports], axis=0)
+    check_inboxes(round_, received, limits)
+    if limits.partners is not None:
+        heard = np.sum([report.heard for report in reports if report.heard is not None], axis=0)
+        check_partners(round_, heard, limits.partners)
+    return round_load(round_, sent, received, limits)
+
+
+def _raise(round_: int, reports: Sequence[_Report], pieces: Sequence[Sequence[Piece]], limits: Limits) -> None:
+    """Look at all mail of the round at once, so that the error is the one the local engine raises."""
+    mail = join_mail(*[_joined(part) for part in pieces])
+    senders = np.any([report.senders for report in reports], axis=0)
+    check_sent(round_, mail, limits, senders)
+    # Seen by one shard alone: it sent in the name of another shard's machine.
+    raise next(report.broken for report in reports if report.broken)
+
+
+def _cut(mail: Mail, machines: int, shards: int) -> list[Piece]:
+    """The mail for each of `shards` even stretches of the machines."""
+    shard = mail.dest * shards // machines
+    return [_columns(mail.take(shard == number)) for number in range(shards)]
+
+
+def _columns(mail: Mail) -> Piece:
+    return mail.dest, mail.src, mail.words
+
+
+def _joined(pieces: Sequence[Piece]) -> Mail:
+    return join_mail(*[Mail(*piece) for piece in pieces])

@@ -1,0 +1,82 @@
+"""Checking, not trusting, that a step treats every machine by its own mail alone."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from annattn.errors import ShardingError
+from annattn.mpc.delivery import check_received, check_sent, deliver
+from annattn.mpc.local import first_mail
+from annattn.mpc.model import Mail, Numbers, Protocol, check_input
+
+__all__ = ["check_sharding"]
+
+
+def check_sharding(protocol: Protocol, words: ArrayLike, *, cuts: int = 3, seed: int = 0) -> None:
+    """Run a protocol and raise unless every round's mail is the same however its machines are cut into shards.
+
+    The cuts are: every machine alone (256 of them if there are more), even against odd machines, and `cuts` random
+    ones. It also finds a step that depends on anything but its arguments, if two calls happen to differ.
+
+    >>> from annattn.mpc.protocols import Sum
+    >>> check_sharding(Sum(n=5, memory_words=2), [1, 2, 3, 4, 5])
+    """
+    limits = protocol.limits
+    rng = np.random.default_rng(seed)
+    mail = first_mail(protocol, check_input(protocol, words))
+    for round_ in range(protocol.rounds):
+        whole = protocol.step(round_, _copy(mail))
+        check_sent(round_, whole, limits, None)
+        check_received(round_, whole, limits)
+        for shard_of in _cuts(np.unique(mail.dest), cuts, rng):
+            _compare(protocol, round_, mail, whole, shard_of)
+        mail = deliver(whole, limits.machines)
+
+
+def _cuts(machines: Numbers, cuts: int, rng: np.random.Generator) -> Iterator[dict[int, Numbers]]:
+    yield dict(enumerate(machines[rng.permutation(len(machines))[:256], None]))
+    yield {0: machines[machines % 2 == 0], 1: machines[machines % 2 == 1]}
+    for _ in range(cuts):
+        shard = rng.integers(0, rng.integers(2, 6), len(machines))
+        yield {int(i): machines[shard == i] for i in np.unique(shard)}
+
+
+def _compare(protocol: Protocol, round_: int, mail: Mail, whole: Mail, shards: dict[int, Numbers]) -> None:
+    for machines in shards.values():
+        inside = np.isin(mail.dest, machines)
+        if not inside.any():
+            continue
+        part = protocol.step(round_, _copy(mail.take(inside)))
+        foreign = ~np.isin(part.src, machines)
+        if foreign.any():
+            machine = int(part.src[foreign][0])
+            raise ShardingError(round=round_, machine=machine, detail="it sent mail from a shard it was not in")
+        expected = _by_sender(whole.take(np.isin(whole.src, machines)))
+        part = _by_sender(part)
+        if part.width != expected.width and len(part) + len(expected):
+            detail = f"records of {part.width} words in its shard, {expected.width} with all machines"
+            raise ShardingError(round=round_, machine=int(machines[0]), detail=detail)
+        machine = _first_difference(part, expected)
+        if machine is not None:
+            raise ShardingError(round=round_, machine=machine, detail="its mail changed when the machines were cut")
+
+
+def _first_difference(part: Mail, expected: Mail) -> int | None:
+    length = min(len(part), len(expected))
+    same = (part.src[:length] == expected.src[:length]) & (part.dest[:length] == expected.dest[:length])
+    same &= (part.words[:length] == expected.words[:length]).all(axis=1)
+    if not same.all():
+        return int(expected.src[np.argmin(same)])
+    longer = part if len(part) > length else expected
+    return int(longer.src[length]) if len(longer) > length else None
+
+
+def _by_sender(mail: Mail) -> Mail:
+    # Only the order among one sender's records to one receiver can be seen by anybody.
+    return mail.take(np.lexsort([mail.dest, mail.src]))
+
+
+def _copy(mail: Mail) -> Mail:
+    # A step may scribble on its mail; the check needs it again.
+    return Mail(mail.dest.copy(), mail.src.copy(), mail.words.copy())

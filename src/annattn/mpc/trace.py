@@ -1,0 +1,113 @@
+"""What a run moved, round by round."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from annattn.errors import AnnattnError
+
+if TYPE_CHECKING:
+    from annattn.mpc.model import Limits
+
+__all__ = ["RoundLoad", "Trace"]
+
+
+@dataclass(frozen=True, eq=False)
+class RoundLoad:
+    """The words every machine sent and received in one round."""
+
+    round: int
+    sent: NDArray[Any]
+    received: NDArray[Any]
+
+    @property
+    def words(self) -> int:
+        """Words moved by all machines together."""
+        return int(self.sent.sum(dtype=np.int64))
+
+    @property
+    def outbox(self) -> int:
+        """Words in the largest outbox."""
+        return int(self.sent.max())
+
+    @property
+    def inbox(self) -> int:
+        """Words in the largest inbox."""
+        return int(self.received.max())
+
+    @property
+    def busiest(self) -> int:
+        """The machine that sent and received most; the lowest number among equals."""
+        return int(np.argmax(self.sent.astype(np.int64) + self.received))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, RoundLoad)
+            and self.round == other.round
+            and np.array_equal(self.sent, other.sent)
+            and np.array_equal(self.received, other.received)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The loads of a run: per round words moved, largest inbox and outbox, busiest machine.
+
+    >>> from annattn.mpc import run
+    >>> from annattn.mpc.protocols import Sum
+    >>> print(run(Sum(n=5, memory_words=2), [1, 2, 3, 4, 5]).trace.summary())
+    machines 3, memory 2 words, 3 rounds, 6 words moved
+    round   words  inbox  outbox  busiest
+        0       3      2       1        0
+        1       2      2       1        0
+        2       1      1       1        0
+    """
+
+    limits: "Limits"
+    loads: tuple[RoundLoad, ...]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that were run."""
+        return len(self.loads)
+
+    @property
+    def words(self) -> int:
+        """Words moved in all rounds together."""
+        return sum(load.words for load in self.loads)
+
+    @property
+    def largest_load(self) -> int:
+        """The largest inbox or outbox of any machine in any round, in words."""
+        return max((max(load.inbox, load.outbox) for load in self.loads), default=0)
+
+    def summary(self) -> str:
+        """One line for the run and one for every round."""
+        limits = self.limits
+        lines = [
+            f"machines {limits.machines}, memory {limits.memory_words} words, "
+            f"{self.rounds} rounds, {self.words} words moved",
+            "round   words  inbox  outbox  busiest",
+        ]
+        lines += [f"{x.round:5d} {x.words:7d} {x.inbox:6d} {x.outbox:7d} {x.busiest:8d}" for x in self.loads]
+        return "\n".join(lines)
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the words received per machine and round as a picture, dark is full; gives the matplotlib axes."""
+        try:
+            from matplotlib import pyplot
+        except ImportError as error:
+            raise AnnattnError("Trace.plot draws with matplotlib: pip install 'annattn[report]'") from error
+        if axes is None:
+            _, axes = pyplot.subplots()
+        picture = np.array([load.received for load in self.loads]).reshape(self.rounds, self.limits.machines)
+        image = axes.imshow(
+            picture, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, vmax=self.limits.memory_words
+        )
+        axes.set(xlabel="machine", ylabel="round", title=f"words received, of {self.limits.memory_words} allowed")
+        axes.figure.colorbar(image, ax=axes)
+        return axes

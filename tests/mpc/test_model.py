@@ -1,0 +1,281 @@
+"""Limits are law: every breach is found and named, and a step that peeks is caught."""
+
+import pickle
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from annattn import errors, mpc
+from annattn.errors import InputError, LimitError, ShardingError
+from annattn.mpc import Limits, Mail, PerMachine, Protocol, as_words, check_sharding, real_words, run, word_reals
+from annattn.mpc.protocols import Sort, Sum
+
+BREACHES = {
+    "OutboxError": (lambda m, inbox: [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1)], 4, 5),
+    "InboxError": (lambda m, inbox: [(3, 1)] * (2 if m < 2 else 1), 4, 5),
+    "WordError": (lambda m, inbox: [(m, 256 if m == 1 else 255)], 255, 256),
+    "DestinationError": (lambda m, inbox: [(7 if m == 1 else m, 1)], 5, 7),
+    "PartnersError": (lambda m, inbox: [(0, 1), (2, 1), (4, 1), (1, 1)] if m == 1 else [], 2, 3),
+}
+
+
+def breaking(rule, when: int = 2) -> PerMachine:
+    def function(round, machine, inbox):  # noqa: A002
+        return rule(machine, inbox) if round == when else [(machine, word) for _, (word,) in inbox]
+
+    return PerMachine(function, rounds=4, limits=Limits(machines=6, memory_words=4, word_bits=8, partners=2))
+
+
+@pytest.mark.parametrize("name", BREACHES)
+def test_a_breach_names_round_machine_limit_and_amount(name):
+    rule, limit, amount = BREACHES[name]
+    with pytest.raises(getattr(errors, name), match=f"{amount}.*{limit}") as caught:
+        run(breaking(rule), range(9))
+    error = caught.value
+    assert isinstance(error, LimitError)
+    assert (error.round, error.limit, error.amount) == (2, limit, amount)
+    assert error.machine == {"OutboxError": 0, "InboxError": 3}.get(name, 1)
+
+
+def test_a_record_costs_as_many_words_as_it_has():
+    with pytest.raises(errors.OutboxError) as caught:
+        run(breaking(lambda m, inbox: [(3, (1, 2)), (4, (1, 2)), (5, (1, 2))] if m == 1 else [(m, (1, 2))]), range(9))
+    assert (caught.value.machine, caught.value.amount) == (1, 6)
+
+
+def test_hearing_from_too_many_machines_is_a_breach_too():
+    with pytest.raises(errors.PartnersError) as caught:
+        run(breaking(lambda m, inbox: [(4, 1)]), range(12))
+    assert (caught.value.machine, caught.value.amount) == (4, 3)
+
+
+def test_a_negative_destination_is_a_breach():
+    with pytest.raises(errors.DestinationError) as caught:
+        run(breaking(lambda m, inbox: [(-1, 1)]), range(9))
+    assert caught.value.amount == -1
+
+
+def test_mail_to_oneself_has_no_partner():
+    run(breaking(lambda m, inbox: [(m, 1), ((m + 1) % 3, 2), ((m + 2) % 3, 2)]), range(9))
+
+
+class Forger(Protocol):
+    limits = Limits(machines=3, memory_words=4)
+    rounds = 1
+
+    def __init__(self, src: int) -> None:
+        self.src = src
+
+    def step(self, round, mail):  # noqa: A002
+        return Mail([0], [self.src], [[1]])
+
+
+@pytest.mark.parametrize("src", [2, 3, -1])
+def test_a_machine_without_mail_stays_silent(src):
+    with pytest.raises(errors.SourceError) as caught:
+        run(Forger(src), [5])
+    assert caught.value.machine == src
+
+
+@pytest.mark.parametrize(("words", "name"), [([300], "WordError"), (list(range(9)) * 3, "DestinationError")])
+def test_the_input_is_held_to_the_limits(words, name):
+    with pytest.raises(getattr(errors, name), match="the input"):
+        run(breaking(lambda m, inbox: []), words)
+
+
+def test_exactly_the_limit_is_allowed_everywhere():
+    everything_to_one = PerMachine(
+        lambda _, machine, inbox: [(0, word) for _, (word,) in inbox],
+        rounds=2,
+        limits=Limits(machines=4, memory_words=8, word_bits=3),
+    )
+    result = run(everything_to_one, [7] * 8)
+    assert result.output.tolist() == [7] * 8
+    assert result.trace.loads[1].inbox == 8
+
+
+class Peeking(Protocol):
+    """Each machine sends the largest word of all machines, or only the number of them."""
+
+    limits = Limits(machines=4, memory_words=4)
+    rounds = 3
+
+    def __init__(self, peek) -> None:
+        self.peek = peek
+
+    def step(self, round, mail):  # noqa: A002
+        words = mail.words.copy()
+        if round == 1:
+            words[:, 0] = self.peek(mail)
+        return Mail(mail.dest, mail.dest, words)
+
+
+PEEKS = {
+    "the largest word": lambda mail: mail.words.max(),
+    "the first record": lambda mail: mail.words[0, 0],
+    "how many there are": lambda mail: len(mail),
+    "a record's number": lambda mail: np.arange(len(mail)),
+}
+
+
+@pytest.mark.parametrize("peek", PEEKS)
+def test_a_step_that_peeks_at_other_machines_is_found(peek):
+    with pytest.raises(ShardingError, match="round 1, machine") as caught:
+        check_sharding(Peeking(PEEKS[peek]), range(9))
+    assert caught.value.round == 1
+
+
+def test_a_step_that_remembers_outside_its_mail_is_found():
+    calls = []
+
+    def remember(mail):
+        calls.append(1)
+        return len(calls)
+
+    with pytest.raises(ShardingError):
+        check_sharding(Peeking(remember), range(9))
+
+
+def test_a_step_that_sends_in_anothers_name_is_found():
+    class Impostor(Peeking):
+        def step(self, round, mail):  # noqa: A002
+            return Mail([1], [0], mail.words[:1])
+
+    with pytest.raises(ShardingError, match="from a shard it was not in"):
+        check_sharding(Impostor(None), range(9))
+
+
+def test_a_step_that_drops_mail_of_other_machines_is_found():
+    class Dropper(Peeking):
+        def step(self, round, mail):  # noqa: A002
+            return Mail(mail.dest[:1], mail.dest[:1], mail.words[:1])
+
+    with pytest.raises(ShardingError):
+        check_sharding(Dropper(None), range(9))
+
+
+def test_a_step_whose_records_widen_with_the_number_of_machines_is_found():
+    class Widening(Peeking):
+        def step(self, round, mail):  # noqa: A002
+            width = 2 if len(mail) > 1 and round == 0 else 1
+            return Mail(mail.dest, mail.dest, np.repeat(mail.words[:, :1], width, axis=1))
+
+        def scatter(self, words):
+            return Mail(range(len(words)), range(len(words)), words)
+
+    with pytest.raises(ShardingError, match="records of 1 words in its shard, 2 with all machines"):
+        check_sharding(Widening(None), range(4))
+
+
+def test_a_step_that_changes_its_mail_in_place_does_not_confuse_the_check():
+    def scribble(mail):
+        mail.words[:] = 0
+        return 1
+
+    check_sharding(Peeking(scribble), range(9))
+
+
+@pytest.mark.parametrize("words", [[-1], [1.5], ["a"], [[[1]]]])
+def test_inputs_that_are_not_words_are_refused(words):
+    with pytest.raises(InputError, match="words: got"):
+        run(Sum(1, 2), words)
+
+
+def test_an_unknown_engine_is_refused():
+    with pytest.raises(InputError, match="'local', 'ray'"):
+        run(Sum(1, 2), [1], engine="cloud")
+
+
+@pytest.mark.parametrize("limits", [{"machines": 0}, {"memory_words": 0}, {"word_bits": 65}, {"partners": 0}])
+def test_limits_that_make_no_sense_are_refused(limits):
+    with pytest.raises(InputError):
+        Limits(**{"machines": 1, "memory_words": 1, **limits})
+
+
+@pytest.mark.parametrize(
+    ("dest", "src", "words"),
+    [([0, 1], [0], [[1], [2]]), ([0], [0, 1], [[1], [2]]), ([0], [0], [[[1]]]), ([0], [0], [[]])],
+)
+def test_mail_of_unequal_columns_is_refused(dest, src, words):
+    with pytest.raises(InputError, match=r"Mail\."):
+        Mail(dest, src, words)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(width=64)))
+def test_real_words_lose_nothing(values):
+    words = real_words(values)
+    assert word_reals(words).tobytes() == np.array(values, np.float64).tobytes()
+    assert as_words(words) is words
+
+
+def test_errors_survive_a_trip_to_another_process():
+    given_errors = [
+        errors.InboxError(round=1, machine=2, limit=3, amount=4),
+        errors.ShardingError(round=1, machine=2, detail="x"),
+        errors.LeastMemoryError("Sort", n=5, memory_words=1, least=4),
+    ]
+    for error in given_errors:
+        copy = pickle.loads(pickle.dumps(error))
+        assert (str(copy), type(copy), vars(copy)) == (str(error), type(error), vars(error))
+
+
+def test_progress_is_told_once_a_round(capsys):
+    seen = []
+    run(Sum(9, 2), range(9), progress=lambda load, rounds: seen.append((load.round, rounds)))
+    assert seen == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    run(Sum(9, 2), range(9), progress=True)
+    assert capsys.readouterr().err.count("\n") == 4
+
+
+def test_the_trace_counts_what_was_moved():
+    trace = run(Sum(9, 3), range(9)).trace
+    assert [load.words for load in trace.loads] == [3, 1]
+    assert [load.inbox for load in trace.loads] == [3, 1]
+    assert [load.busiest for load in trace.loads] == [0, 0]
+    assert "2 rounds, 4 words moved" in trace.summary()
+    assert trace == run(Sum(9, 3), range(9)).trace
+    assert trace != run(Sum(9, 4), range(9)).trace
+
+
+def test_the_trace_draws_a_row_a_round_and_a_column_a_machine():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    protocol = Sort(50, 40, width=2)
+    axes = run(protocol, protocol.sample(np.random.default_rng(0))).trace.plot()
+    assert axes.images[0].get_array().shape == (protocol.rounds, protocol.limits.machines)
+
+
+def test_messages_of_unequal_length_are_refused():
+    with pytest.raises(InputError, match="one length a round"):
+        run(breaking(lambda m, inbox: [(0, (1,)), (0, (1, 2))]), range(3))
+
+
+def test_a_lifted_function_gets_and_gives_messages_of_several_words():
+    def swap(round, machine, inbox):  # noqa: A002
+        return [(source, words[::-1]) for source, words in inbox]
+
+    lifted = PerMachine(swap, rounds=1, limits=Limits(machines=2, memory_words=4))
+    assert run(lifted, [[1, 2], [3, 4]]).output.tolist() == [[2, 1], [4, 3]]
+
+
+def test_the_ray_engine_without_ray_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(errors.AnnattnError, match=r"pip install 'annattn\[ray\]'"):
+        run(Sum(1, 2), [1], engine="ray")
+
+
+def test_drawing_a_trace_without_matplotlib_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(errors.AnnattnError, match=r"pip install 'annattn\[report\]'"):
+        run(Sum(1, 2), [1]).trace.plot()
+
+
+def test_mpc_imports_no_torch():
+    for file in Path(mpc.__file__).parent.rglob("*.py"):
+        assert not re.search(r"^\s*(import|from) torch", file.read_text(), re.MULTILINE), file

@@ -1,0 +1,247 @@
+"""Every protocol of PROTOCOLS against its oracle, at its limits, however its machines are cut."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from annattn.errors import InputError, LeastMemoryError
+from annattn.mpc import check_sharding, run, with_partners
+from annattn.mpc.protocols import (
+    PROTOCOLS,
+    AnnaAttention,
+    Connectivity,
+    ExactMatchAttention,
+    InductionHead,
+    KHop,
+    Problem,
+    Sort,
+    ThreeSum,
+)
+
+few = st.integers(1, 3)
+PARAMETERS = {
+    "Sort": st.fixed_dictionaries({"width": few}),
+    "KHop": st.fixed_dictionaries({"k": st.integers(1, 40)}),
+    "Connectivity": st.fixed_dictionaries({"vertices": st.integers(1, 30)}),
+    "LowRankAttention": st.fixed_dictionaries({"rank": few, "value_dim": few}),
+    "ExactMatchAttention": st.fixed_dictionaries({"dim": few, "value_dim": few}),
+    "AnnaAttention": st.fixed_dictionaries({"tables": few, "value_dim": few}),
+}
+LARGEST = {"Connectivity": 25, "AnnaAttention": 60, "ExactMatchAttention": 60}
+NOT_FREE = {"Permute"}
+"""Protocols that take only some inputs: theirs may be put in another order, not made equal."""
+
+names = pytest.mark.parametrize("name", PROTOCOLS)
+
+
+@st.composite
+def problems(draw, name: str, largest: int | None = None) -> Problem:
+    """A protocol with as little memory as it can live with, a little more, or much more."""
+    n = draw(st.integers(1, largest or LARGEST.get(name, 150)))
+    parameters = draw(PARAMETERS.get(name, st.just({})))
+    least = PROTOCOLS[name].least_memory(n, **parameters)
+    choices = [least, least + 1, least + 7, 2 * least, 3 * least + 5, 10 * least]
+    # Connectivity runs some thirty phases, each a whole sort: little memory is tried less often.
+    memory = draw(st.sampled_from(choices + choices[3:] * 4 if name == "Connectivity" else choices))
+    return PROTOCOLS[name](n, memory, **parameters)
+
+
+def shaped(name: str, words: np.ndarray, shape: str) -> np.ndarray:
+    """An input as it is, in order, in reverse, all rows alike, or of two kinds of rows."""
+    rows = words.reshape(len(words), -1)
+    if shape == "sorted":
+        rows = rows[np.lexsort(rows.T[::-1])]
+    elif shape == "reversed":
+        rows = rows[np.lexsort(rows.T[::-1])][::-1]
+    elif name not in NOT_FREE and shape == "equal":
+        rows = np.repeat(rows[:1], len(rows), axis=0)
+    elif name not in NOT_FREE and shape == "two":
+        rows = rows[np.arange(len(rows)) % 2 * (len(rows) - 1)]
+    return rows.reshape(words.shape)
+
+
+shapes = st.sampled_from(["random", "random", "sorted", "reversed", "equal", "two"])
+
+
+@names
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_it_gives_the_oracles_answer_in_the_rounds_of_its_formula(name, data):
+    protocol = data.draw(problems(name))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    words = shaped(name, protocol.sample(rng), data.draw(shapes))
+    result = run(protocol, words)
+    assert protocol.agrees(result.output, protocol.oracle(words))
+    assert result.trace.rounds == protocol.round_formula()
+    assert result.trace.largest_load <= protocol.limits.memory_words
+
+
+@names
+@settings(max_examples=5, deadline=None)
+@given(data=st.data())
+def test_its_machines_look_only_at_their_own_mail(name, data):
+    protocol = data.draw(problems(name, largest=3 if name == "Connectivity" else 12))
+    check_sharding(protocol, protocol.sample(np.random.default_rng(data.draw(st.integers(0, 99)))), cuts=2)
+
+
+@names
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_with_few_partners_it_gives_the_same_answer(name, data):
+    protocol = data.draw(problems(name, largest=6 if name == "Connectivity" else 40))
+    thrifty = with_partners(protocol, data.draw(st.integers(2, 6)))
+    words = protocol.sample(np.random.default_rng(data.draw(st.integers(0, 99))))
+    result = run(thrifty, words)
+    assert protocol.agrees(result.output, run(protocol, words).output)
+    assert result.trace.rounds == thrifty.round_formula()
+
+
+@names
+@pytest.mark.parametrize("n", [1, 2, 9, 64, 500])
+def test_it_refuses_less_than_its_least_memory_and_names_it(name, n):
+    kind = PROTOCOLS[name]
+    least = kind.least_memory(n)
+    kind(n, least)
+    with pytest.raises(LeastMemoryError, match=f"at least {least} for {name} with n={n}") as caught:
+        kind(n, least - 1)
+    assert caught.value.least == least
+
+
+@names
+def test_it_refuses_an_input_of_another_size(name):
+    protocol = PROTOCOLS[name](20, 200)
+    words = protocol.sample(np.random.default_rng(0))
+    with pytest.raises(InputError, match=f"expected {len(words)}"):
+        run(protocol, np.concatenate([words, words]))
+    rows = words.reshape(len(words), -1)
+    with pytest.raises(InputError, match="words a record"):
+        run(protocol, np.hstack([rows, rows]))
+
+
+@names
+def test_it_names_a_bound(name):
+    assert PROTOCOLS[name](20, 200).bound.startswith("O(")
+
+
+@names
+def test_it_takes_no_records_or_a_negative_number_of_them_for_an_error(name):
+    for n in (0, -1):
+        with pytest.raises(InputError, match="n: got"):
+            PROTOCOLS[name](n, 100)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    keys=st.lists(st.integers(0, 3), min_size=1, max_size=200),
+    capacity=st.integers(0, 40),
+)
+def test_sorting_is_stable(keys, capacity):
+    records = np.array([[key, place] for place, key in enumerate(keys)], np.uint64)
+    protocol = Sort(len(keys), Sort.least_memory(len(keys), width=2) + capacity, width=2)
+    expected = records[np.argsort(records[:, 0], kind="stable")]
+    assert np.array_equal(run(protocol, records).output, expected)
+
+
+@pytest.mark.parametrize("kind", [InductionHead, KHop])
+def test_the_papers_example_word(kind):
+    word = np.array([ord(letter) for letter in "aabcbabca"], np.uint64)
+    assert chr(run(kind(9, 40), word).output[8]) == "b"
+
+
+def test_two_hops_of_the_papers_example_word():
+    word = np.array([ord(letter) for letter in "aabcbabca"], np.uint64)
+    assert chr(run(KHop(9, 40, k=2), word).output[8]) == "a"
+
+
+@pytest.mark.parametrize("kind", [InductionHead, KHop])
+def test_the_letter_that_stands_for_nothing_is_refused(kind):
+    with pytest.raises(InputError, match="stands for"):
+        run(kind(2, 40), np.array([0, 2**64 - 1], np.uint64))
+
+
+@pytest.mark.parametrize("edges", ["path", "star", "cycle", "matching"])
+def test_components_of_graphs_with_long_paths_and_high_degrees(edges):
+    place = np.arange(300)
+    pairs = {
+        "path": (place, place + 1),
+        "star": (place * 0, place + 1),
+        "cycle": (place, (place + 1) % 300),
+        "matching": (2 * place, 2 * place + 1),
+    }
+    words = np.column_stack(pairs[edges]).astype(np.uint64)
+    protocol = Connectivity(300, 400, vertices=601)
+    assert np.array_equal(run(protocol, words).output, protocol.oracle(words))
+
+
+def test_an_edge_to_a_vertex_that_does_not_exist_is_refused():
+    with pytest.raises(InputError, match="a vertex from 0 to 4"):
+        run(Connectivity(1, 100, vertices=5), [[0, 5]])
+
+
+def test_exact_match_treats_signed_zeros_as_equal_and_nan_as_equal_to_nothing():
+    protocol = ExactMatchAttention(3, 60)
+    words = protocol.encode([[-0.0], [np.nan], [7]], [[0.0], [np.nan], [7]], [[1], [2], [3]])
+    assert run(protocol, words).output.ravel().tolist() == [1, 0, 3]
+
+
+def _signs(rows):
+    return (rows[:, :4] > 0).astype(np.int64) + 2 * (rows[:, 1:5] > 0)
+
+
+def test_anna_with_a_hasher_equals_anna_with_its_codes():
+    rng = np.random.default_rng(0)
+    query, key, value = rng.standard_normal((3, 50, 5))
+    hashing = AnnaAttention(50, 300, tables=4, value_dim=5, hasher=_signs, dim=5)
+    coded = AnnaAttention(50, 300, tables=4, value_dim=5)
+    outputs = [
+        run(hashing, hashing.encode(query, key, value)).output,
+        run(coded, coded.encode(_signs(query), _signs(key), value)).output,
+    ]
+    assert np.array_equal(*outputs)
+    check_sharding(hashing, hashing.encode(query, key, value))
+
+
+def test_codes_of_the_wrong_shape_or_kind_are_refused():
+    protocol = AnnaAttention(2, 100, tables=2)
+    with pytest.raises(InputError, match="integer bucket codes"):
+        protocol.encode([[1.5, 2], [3, 4]], [[1, 2], [3, 4]], [[0], [0]])
+    with pytest.raises(InputError, match="integer bucket codes"):
+        protocol.encode([[1], [3]], [[1, 2], [3, 4]], [[0], [0]])
+
+
+@pytest.mark.parametrize("numbers", [[0] * 40, [1] * 40, [0, 0, *[5] * 38], [-2, *[1] * 39], [-2, 1, *[9] * 38]])
+def test_three_sum_uses_a_number_as_often_as_it_occurs(numbers):
+    protocol = ThreeSum(40, ThreeSum.least_memory(40))
+    expected = any(sum(three) == 0 for three in combinations(numbers, 3))
+    assert run(protocol, protocol.encode(numbers)).output == expected
+
+
+def test_numbers_too_large_to_add_three_of_are_refused():
+    with pytest.raises(InputError, match=r"2\^61"):
+        ThreeSum(1, 20).encode([2**61])
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "parameters"),
+    [
+        ("Sort", lambda n: 2 * n**0.7, {}),
+        ("InductionHead", lambda n: 6 * n**0.7, {}),
+        ("ExactMatchAttention", lambda n: 10 * n**0.7, {}),
+        ("AnnaAttention", lambda n: 20 * n**0.7, {"tables": 2}),
+    ],
+)
+def test_rounds_do_not_grow_with_n(name, memory, parameters):
+    rounds = {PROTOCOLS[name](n, int(memory(n)), **parameters).rounds for n in (2**e for e in range(10, 21))}
+    assert len(rounds) == 1
+
+
+def test_rounds_of_three_sum_stay_bounded_with_memory_of_seven_roots():
+    assert max(ThreeSum(n, int(7 * n**0.5)).rounds for n in (2**e for e in range(6, 21))) == 23
+
+
+def test_rounds_of_k_hop_grow_by_two_for_every_doubling_of_k():
+    rounds = [KHop(1024, 1000, k=2**e).rounds for e in range(10)]
+    assert np.diff(rounds).tolist() == [2] * 9
