@@ -13,7 +13,7 @@ from torch import Tensor
 from annattn.kernels import torch_backend
 from annattn.kernels.codes import heads_and_shares, spoiled
 from annattn.kernels.compiled import say_if_slow
-from annattn.kernels.numba_buckets import fill, newest, number_codes, number_rows, read, scan
+from annattn.kernels.numba_buckets import fill, holds, newest, number_codes, number_rows, read, scan
 from annattn.kernels.numba_hash import hyperplane_codes, padded_columns
 from annattn.kernels.threads import run_pieces
 from annattn.lsh import NO_BUCKET, Hasher, Hyperplane, Identity
@@ -21,8 +21,9 @@ from annattn.lsh import NO_BUCKET, Hasher, Hyperplane, Identity
 __all__ = ["average", "collect", "equal_rows", "hash_pair", "latest", "unsupported_reasons"]
 
 _ROWS = 2048  # rows hashed or read in one piece
-_BLOCK = 8192  # sources put into buckets in one piece
-_TABLES = 4  # tables filled in one piece
+_BLOCK = 32_768  # sources put into buckets in one piece, at least
+_BLOCKS = 16  # and how many such pieces there are, at most: each has sums of its own
+_TABLES = 2  # tables filled in one piece
 
 _ONE_COPY = torch.empty(1, 0)
 _NUMPY = {torch.int64: np.int64, torch.float32: np.float32, torch.float64: np.float64}
@@ -169,7 +170,7 @@ class _Chunk:
         m = self.sources.shape[1]
         # As many blocks as hold no more sums than there are values, whatever the threads. Sums are kept in float64, so
         # that they do not drift however many values a bucket holds.
-        blocks = max(1, m // max(_BLOCK, 2 * self.tables * self.slots))
+        blocks = min(_BLOCKS, max(1, m // max(_BLOCK, 2 * self.tables * self.slots)))
         edges = [m * block // blocks for block in range(blocks + 1)]
         sums = np.zeros((blocks, self.tables, self.slots * self.width))
         tally = np.zeros((blocks, self.tables, self.slots), np.int64)
@@ -235,7 +236,7 @@ class _Chunk:
 
 
 def _some_lost(codes: Tensor) -> bool:
-    return bool((codes[..., 0] == NO_BUCKET).any())
+    return bool(holds(codes.contiguous().numpy().reshape(-1, codes.shape[-1]), NO_BUCKET)) if codes.numel() else False
 
 
 def _numbered(targets: np.ndarray, sources: np.ndarray, run: Run) -> tuple[np.ndarray, np.ndarray, int]:

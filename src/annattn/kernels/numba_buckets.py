@@ -11,77 +11,195 @@ from numba import types
 from annattn.kernels.compiled import kernel
 from annattn.kernels.simd import I64, LANES, intrinsic, loop
 
-__all__ = ["fill", "newest", "number_codes", "number_rows", "read", "scan"]
+__all__ = ["fill", "holds", "newest", "number_codes", "number_rows", "read", "scan"]
 
-_STRIP = 256  # rows handled table by table, so that a table and the rows stay in the nearest cache together
+_STRIP = 2048  # rows summed before they are added to the float64 sums
+_SCAN = 1024  # rows scanned table by table, so that they and a table stay in the nearer caches
 
 
 @intrinsic
-def _add_row(typingctx, target, at, source, start, count):
-    """target[at + k] += source[start + k] for k below `count`, in the dtype of the target; flat float arrays."""
+def _add_rows(typingctx, target, at, source, offsets, count, width, fresh):
+    """target[at + k] (+)= Σ_p source[offsets[p] + k] over p below `count`, for k below `width`.
+
+    The terms are added up in the source's dtype, in registers, and then to the target, or put in its place if `fresh`.
+    """
     index = types.intp
-    signature = types.void(target, index, source, index, index)
+    signature = types.void(target, index, source, offsets, index, index, types.boolean)
 
     def generate(context, builder, signature, arguments):
-        target, at, source, start, count = arguments
-        target = context.make_array(signature.args[0])(context, builder, target)
-        source = context.make_array(signature.args[2])(context, builder, source)
-        to = builder.gep(target.data, [at])
-        of = builder.gep(source.data, [start])
-        own, other = (context.get_value_type(array.dtype) for array in (signature.args[0], signature.args[2]))
+        _, at, _, _, count, width, fresh = arguments
+        own, other = signature.args[0].dtype, signature.args[2].dtype
+        to = builder.gep(_data(context, builder, signature, arguments, 0), [at])
+        data = _data(context, builder, signature, arguments, 2)
+        places = _data(context, builder, signature, arguments, 3)
 
-        sizes = [array.dtype.bitwidth // 8 for array in (signature.args[0], signature.args[2])]
+        def columns(start, lanes, vectors):
+            def row(p, sums):
+                here = builder.gep(data, [builder.add(builder.load(builder.gep(places, [p])), start)])
+                return [
+                    builder.fadd(total, _load(builder, here, other, lanes, vector)) for vector, total in enumerate(sums)
+                ]
 
-        def add(own, other, k):
-            there = builder.bitcast(builder.gep(to, [k]), own.as_pointer())
-            here = builder.bitcast(builder.gep(of, [k]), other.as_pointer())
-            now, more = builder.load(there, align=sizes[0]), builder.load(here, align=sizes[1])
-            if sizes[0] != sizes[1]:
-                more = builder.fpext(more, own) if sizes[0] > sizes[1] else builder.fptrunc(more, own)
-            builder.store(builder.fadd(now, more), there, align=sizes[0])
+            zero = _zero(other, lanes)
+            totals = loop(builder, count, [zero] * vectors, row)
+            where = builder.gep(to, [start])
+            with builder.if_else(builder.trunc(fresh, ir.IntType(1))) as (put, add):
+                for branch, adds in ((put, False), (add, True)):
+                    with branch:
+                        for vector, total in enumerate(totals):
+                            total = _converted(builder, total, other, own, lanes)
+                            if adds:
+                                total = builder.fadd(_load(builder, where, own, lanes, vector), total)
+                            _store(builder, where, total, own, lanes, vector)
 
-        whole = builder.lshr(count, I64(3))
-
-        def eight(k, _):
-            add(ir.VectorType(own, LANES), ir.VectorType(other, LANES), builder.shl(k, I64(3)))
-            return []
-
-        def one(k, _):
-            add(own, other, builder.add(builder.shl(whole, I64(3)), k))
-            return []
-
-        loop(builder, whole, [], eight)
-        loop(builder, builder.and_(count, I64(LANES - 1)), [], one)
+        _in_columns(builder, width, columns)
         return context.get_dummy_value()
 
     return signature, generate
 
 
+@intrinsic
+def _add_row(typingctx, target, at, source, start, width):
+    """target[at + k] += source[start + k] for k below `width`, in the dtype of the target."""
+    index = types.intp
+    signature = types.void(target, index, source, index, index)
+
+    def generate(context, builder, signature, arguments):
+        _, at, _, start, width = arguments
+        own, other = signature.args[0].dtype, signature.args[2].dtype
+        to = builder.gep(_data(context, builder, signature, arguments, 0), [at])
+        of = builder.gep(_data(context, builder, signature, arguments, 2), [start])
+
+        def columns(k, lanes, vectors):
+            there, here = builder.gep(to, [k]), builder.gep(of, [k])
+            for vector in range(vectors):
+                more = _converted(builder, _load(builder, here, other, lanes, vector), other, own, lanes)
+                total = builder.fadd(_load(builder, there, own, lanes, vector), more)
+                _store(builder, there, total, own, lanes, vector)
+
+        _in_columns(builder, width, columns)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def _add_both(typingctx, target, at, first, second, start, width):
+    """target[at + k] += first[start + k] + second[start + k] for k below `width`; all of one dtype."""
+    index = types.intp
+    signature = types.void(target, index, first, second, index, index)
+
+    def generate(context, builder, signature, arguments):
+        _, at, _, _, start, width = arguments
+        dtype = signature.args[0].dtype
+        to = builder.gep(_data(context, builder, signature, arguments, 0), [at])
+        parts = [builder.gep(_data(context, builder, signature, arguments, k), [start]) for k in (2, 3)]
+
+        def columns(k, lanes, vectors):
+            there = builder.gep(to, [k])
+            for vector in range(vectors):
+                one, two = (_load(builder, builder.gep(part, [k]), dtype, lanes, vector) for part in parts)
+                total = builder.fadd(_load(builder, there, dtype, lanes, vector), builder.fadd(one, two))
+                _store(builder, there, total, dtype, lanes, vector)
+
+        _in_columns(builder, width, columns)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _data(context, builder, signature, arguments, k):
+    """Where the k-th argument, an array, has its numbers."""
+    return context.make_array(signature.args[k])(context, builder, arguments[k]).data
+
+
+def _in_columns(builder, width, columns):
+    """Call columns(start, lanes, vectors) for stretches of 64 columns, then of 8, then for single ones."""
+    done = I64(0)
+    for lanes, vectors in ((LANES, 8), (LANES, 1), (1, 1)):
+        size = I64(lanes * vectors)
+        stretches = builder.udiv(builder.sub(width, done), size)
+
+        def stretch(k, _, done=done, size=size, lanes=lanes, vectors=vectors):
+            columns(builder.add(done, builder.mul(k, size)), lanes, vectors)
+            return []
+
+        loop(builder, stretches, [], stretch)
+        done = builder.add(done, builder.mul(stretches, size))
+
+
+def _type(dtype, lanes):
+    scalar = ir.FloatType() if dtype == types.float32 else ir.DoubleType()
+    return scalar if lanes == 1 else ir.VectorType(scalar, lanes)
+
+
+def _zero(dtype, lanes):
+    kind = _type(dtype, lanes)
+    return ir.Constant(kind, 0.0 if lanes == 1 else [0.0] * lanes)
+
+
+def _place(builder, pointer, dtype, lanes, vector):
+    return builder.bitcast(builder.gep(pointer, [I64(vector * lanes)]), _type(dtype, lanes).as_pointer())
+
+
+def _load(builder, pointer, dtype, lanes, vector):
+    return builder.load(_place(builder, pointer, dtype, lanes, vector), align=dtype.bitwidth // 8)
+
+
+def _store(builder, pointer, value, dtype, lanes, vector):
+    builder.store(value, _place(builder, pointer, dtype, lanes, vector), align=dtype.bitwidth // 8)
+
+
+def _converted(builder, value, of, to, lanes):
+    if of == to:
+        return value
+    return (builder.fpext if to.bitwidth > of.bitwidth else builder.fptrunc)(value, _type(to, lanes))
+
+
 @kernel
 def fill(codes, first_table, tables, value, base, stride, width, start, stop, sums, tally):
-    """Add value rows [start, stop) to their buckets in `tables` tables from `first_table` on."""
+    """Add value rows [start, stop) to their buckets in `tables` tables from `first_table` on.
+
+    A strip of rows is summed in the dtype of the values, then added to the float64 sums.
+    """
     slots = tally.shape[1]
+    small = slots <= _STRIP // 2
+    part = np.zeros(slots * width if small else 1, value.dtype)
+    strip_codes = np.empty((tables, _STRIP), np.int64)
     for strip in range(start, stop, _STRIP):
+        rows = min(_STRIP, stop - strip)
+        for row in range(rows):
+            for table in range(tables):
+                strip_codes[table, row] = codes[strip + row, first_table + table]
         for table in range(tables):
-            for row in range(strip, min(strip + _STRIP, stop)):
-                code = codes[row, first_table + table]
+            home = table * slots
+            for row in range(rows):
+                code = strip_codes[table, row]
                 if code >= 0:
                     tally[table, code] += 1
-                    _add_row(sums, (table * slots + code) * width, value, base + row * stride, width)
+                    if small:
+                        _add_row(part, code * width, value, base + (strip + row) * stride, width)
+                    else:
+                        _add_row(sums, (home + code) * width, value, base + (strip + row) * stride, width)
+            if small:
+                _pour(part, sums[home * width : (home + slots) * width])
 
 
 @kernel
 def read(codes, first_table, sums, tally, width, start, stop, is_first, divide, total, count):
     """Add to total[start:stop] what each row finds in its buckets; start from zero, and divide at the end, if told."""
-    slots = tally.shape[1]
+    tables, slots = tally.shape
+    offsets = np.empty(tables, np.int64)
     for row in range(start, stop):
-        if is_first:
-            _clear(total, count, row, row, width)
-        for table in range(tally.shape[0]):
+        met, entries = 0, 0
+        for table in range(tables):
             code = codes[row, first_table + table]
             if code >= 0:
-                count[row] += tally[table, code]
-                _add_row(total, row * width, sums, (table * slots + code) * width, width)
+                entries += tally[table, code]
+                offsets[met] = (table * slots + code) * width
+                met += 1
+        count[row] = entries if is_first else count[row] + entries
+        _add_rows(total, row * width, sums, offsets, met, width, is_first)
         if divide:
             _divide(total, count, row, row, width)
 
@@ -99,38 +217,62 @@ def scan(
     begin, end, is_last = block
     share_targets, n, _ = targets.shape
     share_sources, m, _ = sources.shape
-    slots = tally.shape[1]
+    tables, slots = tally.shape
+    # As in `fill`: what a strip adds is kept apart, in the dtype of the values, from what was known before it.
+    small = slots <= _STRIP // 2
+    known = np.empty(tables * slots * width if small else 1, value.dtype)
+    recent = np.zeros(len(known), value.dtype)
+    if small:
+        known[:] = sums
     finish = max(end, n + horizon) if is_last else end
-    for strip in range(begin, finish, _STRIP):
-        strip_end = min(strip + _STRIP, finish)
-        reads = max(strip, horizon), min(strip_end, n + horizon)
+    for strip in range(begin, finish, _SCAN):
+        strip_end = min(strip + _SCAN, finish)
+        first_read, last_read = max(strip, horizon), min(strip_end, n + horizon)
         if is_first:
-            for place in range(reads[0], reads[1]):
+            for place in range(first_read, last_read):
                 row = n - 1 - (place - horizon) if reverse else place - horizon
                 for head in range(share_targets):
                     _clear(total, count[head], head * n + row, row, width)
-        for table in range(tally.shape[0]):
-            home = table * slots
+        for table in range(tables):
+            column, home = first_table + table, table * slots
             for place in range(strip, strip_end):
                 if place < end:
                     row = m - 1 - place if reverse else place
                     for head in range(share_sources):
-                        code = sources[head, row, first_table + table]
+                        code = sources[head, row, column]
                         if code >= 0:
                             tally[table, code] += 1
-                            _add_row(sums, (home + code) * width, value, bases[head] + row * stride, width)
-                if place >= reads[0] and place < reads[1]:
+                            if small:
+                                _add_row(recent, (home + code) * width, value, bases[head] + row * stride, width)
+                            else:
+                                _add_row(sums, (home + code) * width, value, bases[head] + row * stride, width)
+                if place >= first_read and place < last_read:
                     row = n - 1 - (place - horizon) if reverse else place - horizon
                     for head in range(share_targets):
-                        code = targets[head, row, first_table + table]
+                        code = targets[head, row, column]
                         if code >= 0:
                             count[head, row] += tally[table, code]
-                            _add_row(total, (head * n + row) * width, sums, (home + code) * width, width)
+                            at = (head * n + row) * width
+                            if small:
+                                _add_both(total, at, known, recent, (home + code) * width, width)
+                            else:
+                                _add_row(total, at, sums, (home + code) * width, width)
+        if small and (strip_end - begin) % _STRIP == 0:
+            _pour(recent, sums)
+            known[:] = sums
         if divide:
-            for place in range(reads[0], reads[1]):
+            for place in range(first_read, last_read):
                 row = n - 1 - (place - horizon) if reverse else place - horizon
                 for head in range(share_targets):
                     _divide(total, count[head], head * n + row, row, width)
+
+
+@kernel
+def _pour(part, sums):
+    """Add a part to the sums and empty it."""
+    for k in range(len(part)):
+        sums[k] += part[k]
+    part[:] = 0
 
 
 @kernel
@@ -145,6 +287,15 @@ def _divide(total, count, at, row, width):
     divisor = total.dtype.type(max(count[row], 1))
     for k in range(width):
         here[k] /= divisor
+
+
+@kernel
+def holds(codes, code):
+    """Whether some row has this code in its first table."""
+    found = False
+    for row in range(codes.shape[0]):
+        found |= codes[row, 0] == code
+    return found
 
 
 @kernel
