@@ -1,6 +1,6 @@
 """Fast attention by nearest-neighbour hashing, and its equivalence with massively parallel computation."""
 
-from annattn import attention, errors, kernels, lsh, tasks
+from annattn import attention, errors, kernels, lsh, mpc, tasks
 from annattn.attention import (
     AnnaReport,
     Plan,
@@ -30,6 +30,7 @@ __all__ = [
     "latest_match_attention",
     "low_rank_attention",
     "lsh",
+    "mpc",
     "plan",
     "reformer_attention",
     "softmax_attention",

@@ -1,5 +1,7 @@
 """Every exception the library raises on purpose."""
 
+from typing import Any
+
 __all__ = [
     "AnnattnError",
     "BackendError",
@@ -32,7 +34,7 @@ class InputError(AnnattnError, ValueError):
     def __init__(self, what: str, *, given: object, expected: str, hint: str = "") -> None:
         super().__init__(f"{what}: got {given}, expected {expected}" + (f"; {hint}" if hint else ""))
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         # The message is all there is to carry; the default would call __init__ without its keywords.
         return _restore, (type(self), self.args[0])
 
@@ -67,7 +69,7 @@ class LeastMemoryError(InputError):
         )
         self.least = least
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _restore_least, (self.args[0], self.least)
 
 
@@ -94,7 +96,7 @@ class LimitError(AnnattnError, RuntimeError):
         super().__init__(f"{where}, machine {machine}: {self.rule.format(amount=amount, limit=limit)}")
         self.round, self.machine, self.limit, self.amount = round, machine, limit, amount
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _restore_limit, (type(self), self.round, self.machine, self.limit, self.amount)
 
 
@@ -147,7 +149,7 @@ class ShardingError(AnnattnError, RuntimeError):
         )
         self.round, self.machine, self.detail = round, machine, detail
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _restore_sharding, (self.round, self.machine, self.detail)
 
 

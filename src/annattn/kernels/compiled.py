@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numba
@@ -26,14 +26,16 @@ def kernel(function: Callable[..., Any] | None = None, *, fastmath: set[str] | b
 
 
 _warm: set[tuple[object, ...]] = set()
+_SILENCE = nullcontext()
+
+
+def say_if_slow(*what: object) -> AbstractContextManager[None]:
+    """The first time `what` runs, tell whoever is at the screen if that takes more than a second."""
+    return _SILENCE if what in _warm else _first_time(what)
 
 
 @contextmanager
-def say_if_slow(*what: object) -> Iterator[None]:
-    """The first time `what` runs, tell whoever is at the screen if that takes more than a second."""
-    if what in _warm:
-        yield
-        return
+def _first_time(what: tuple[object, ...]) -> Iterator[None]:
     timer = threading.Timer(_PATIENCE, sys.stderr.write, [_NOTICE])
     timer.daemon = True
     timer.start()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from annattn.kernels import torch_backend
 from annattn.kernels.codes import heads_and_shares, spoiled
@@ -18,7 +19,7 @@ from annattn.kernels.numba_hash import hyperplane_codes, padded_columns
 from annattn.kernels.threads import run_pieces
 from annattn.lsh import NO_BUCKET, Hasher, Hyperplane, Identity
 
-__all__ = ["average", "collect", "equal_rows", "hash_pair", "latest", "unsupported_reasons"]
+__all__ = ["average", "collect", "equal_rows", "hash_pair", "hash_rows", "latest", "unsupported_reasons"]
 
 _ROWS = 2048  # rows hashed or read in one piece
 _BLOCK = 32_768  # sources put into buckets in one piece, at least
@@ -26,6 +27,7 @@ _BLOCKS = 16  # and how many such pieces there are, at most: each has sums of it
 _TABLES = 2  # tables filled in one piece
 
 _ONE_COPY = torch.empty(1, 0)
+_columns = WeakTensorKeyDictionary()  # normals laid out for the kernel, as long as their tensor lives
 _NUMPY = {torch.int64: np.int64, torch.float32: np.float32, torch.float64: np.float64}
 
 Run = Callable[[Callable[[int], object], int], None]
@@ -38,10 +40,15 @@ def unsupported_reasons(value: Tensor) -> list[str]:
 
 def hash_pair(hasher: Hasher, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Codes of queries and keys, comparable with each other."""
-    fast = isinstance(hasher.family, Hyperplane) and hasher.buckets is not None and query.ndim == key.ndim == 4
-    if not fast or torch.float64 in (query.dtype, key.dtype):
+    if hasher.buckets is None:
         return torch_backend.hash_pair(hasher, query, key)
-    return _hyperplane_codes(hasher, query), _hyperplane_codes(hasher, key)
+    return hash_rows(hasher, query), hash_rows(hasher, key)
+
+
+def hash_rows(hasher: Hasher, x: Tensor) -> Tensor:
+    """Codes that mean the same in every call."""
+    fast = isinstance(hasher.family, Hyperplane) and hasher.buckets is not None
+    return _hyperplane_codes(hasher, x) if fast and x.ndim == 4 and x.dtype != torch.float64 else hasher(x)
 
 
 def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -262,7 +269,7 @@ def _hyperplane_codes(hasher: Hasher, x: Tensor) -> Tensor:
         return codes
     flat, base, (_, _, stride, _) = _flat(x)
     into = codes.numpy()
-    columns, longest = padded_columns(hasher.parameters[0].numpy())
+    columns, longest = _columns_of(hasher.parameters[0])
     pieces = -(-n // _ROWS)
 
     def one(piece: int) -> None:
@@ -279,11 +286,21 @@ def _hyperplane_codes(hasher: Hasher, x: Tensor) -> Tensor:
     return codes
 
 
+def _columns_of(normals: Tensor) -> tuple[np.ndarray, float]:
+    known = _columns.get(normals)
+    if known is None or known[0] != normals._version:
+        known = _columns[normals] = (normals._version, padded_columns(normals.numpy()))
+    return known[1]
+
+
 def _flat(x: Tensor):
     """The storage of a 4-axis tensor as one flat array, where the rows of a head start in it, and its strides."""
     x = x.detach()
     if x.stride(-1) != 1:
         x = x.contiguous()
+    if x.is_contiguous() and x.numel():  # nothing but a short cut: a decode step is shorter than what follows
+        _, heads, n, width = x.shape
+        return x.view(-1).numpy(), lambda b, h: (b * heads + h) * n * width, (0, 0, width, 1)
     strides, offset = x.stride(), x.storage_offset()
     if not x.numel():
         return x.new_empty(1).numpy(), lambda b, h: 0, strides

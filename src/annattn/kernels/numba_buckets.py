@@ -270,8 +270,7 @@ def scan(
 @kernel
 def _pour(part, sums):
     """Add a part to the sums and empty it."""
-    for k in range(len(part)):
-        sums[k] += part[k]
+    _add_row(sums, 0, part, 0, len(part))
     part[:] = 0
 
 

@@ -24,7 +24,7 @@ def run_pieces(work: Callable[[int], object], count: int) -> None:
     >>> sorted(done)
     [0, 1, 2]
     """
-    helpers = min(torch.get_num_threads(), count) - 1
+    helpers = min(torch.get_num_threads(), count) - 1 if count > 1 else 0
     if helpers < 1:
         for piece in range(count):
             work(piece)

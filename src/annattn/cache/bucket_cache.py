@@ -9,14 +9,15 @@ from torch import Tensor
 
 from annattn.attention.anna import hash_inputs
 from annattn.attention.inputs import accumulator, check_hasher, check_inputs
+from annattn.cache.slots import DenseSlots, SparseSlots, make_slots
 from annattn.errors import InputError
 from annattn.kernels import collect, spoiled
+from annattn.kernels.dispatch import choose
+from annattn.kernels.numba_cache import dense_append, dense_attend
 from annattn.lsh import Hasher
 from annattn.lsh.family import require_count
 
 __all__ = ["BucketCache"]
-
-_DENSE_BUCKETS = 2**14  # a table of more buckets is stored by the buckets that occur
 
 
 class BucketCache:
@@ -50,9 +51,9 @@ class BucketCache:
             raise InputError("mechanism", given=repr(mechanism), expected='"anna" or "latest_match"')
         self.hasher, self.mechanism, self.dtype = hasher, mechanism, dtype
         self.batch, self.heads, self.value_dim = batch, heads, value_dim
-        self._slots = _DenseSlots(hasher, batch, heads) if _is_dense(hasher) else _SparseSlots(hasher, batch, heads)
+        self._slots = make_slots(hasher, batch, heads)
         # Slot 0 is no bucket's: it stays zero, and is what a query reads that meets nothing.
-        self._table = torch.zeros(self._slots.size, value_dim, dtype=accumulator(dtype), device=hasher.device)
+        self._table = torch.zeros(self._slots.size, value_dim, dtype=_sum_dtype(hasher), device=hasher.device)
         self._tally = torch.zeros(self._slots.size, dtype=torch.int64, device=hasher.device)
         self._lost = torch.zeros(batch, heads, dtype=torch.bool, device=hasher.device)
         self._lengths = torch.zeros(batch, dtype=torch.int64, device=hasher.device)
@@ -84,24 +85,7 @@ class BucketCache:
         [10]
         """
         self._check_new(key, key, value, key_mask)
-        hashable = self.hasher.hashable(key)
-        kept = hashable if key_mask is None else hashable & key_mask[:, None]
-        slots = self._slots.find(key, kept, create=True)
-        self._grow(self._slots.size)
-        # (batch, heads, new, tables): every kept token writes to its slot of every table.
-        if bool(kept.all()):
-            rows, slots = value.flatten(0, 2), slots.flatten(0, 2)
-        else:
-            rows, slots = value[kept], slots[kept]
-        if self.mechanism == "anna":
-            for slot in slots.unbind(-1):
-                self._table.index_add_(0, slot, rows.to(self._table.dtype))
-                self._tally.index_add_(0, slot, torch.ones_like(slot))
-        else:
-            self._keep_newest(slots, rows.to(self._table.dtype))
-        taking_part = torch.ones_like(kept) if key_mask is None else key_mask[:, None].expand_as(kept)
-        self._lost |= (taking_part & ~hashable).any(-1)
-        self._lengths += taking_part[:, 0].sum(-1)
+        self._append(key, value, key_mask)
 
     @torch.no_grad()
     def attend(
@@ -115,8 +99,7 @@ class BucketCache:
         [[[[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]]]
         """
         self._check_query(query)
-        total, count, poisoned = self._read(query)
-        return self._finish(total, count, poisoned)
+        return self._attend(query)
 
     @torch.no_grad()
     def step(
@@ -139,18 +122,21 @@ class BucketCache:
         self._check_new(query, key, value, key_mask)
         if query.shape[2] != key.shape[2]:
             raise InputError("query length", given=query.shape[2], expected=f"the {key.shape[2]} new keys")
-        if key.shape[2] == 1 or self.mechanism != "anna":
+        if key.shape[2] == 1:
+            self._append(key, value, key_mask)
+            return self._attend(query)
+        if self.mechanism != "anna":
             outs = [query.new_zeros(*query.shape[:2], 0, self.value_dim, dtype=self.dtype)]
             for at in range(key.shape[2]):
                 here = slice(at, at + 1)
-                self.append(
-                    key[:, :, here], value[:, :, here], key_mask=None if key_mask is None else key_mask[:, here]
-                )
-                outs.append(self.attend(query[:, :, here]))
+                self._append(key[:, :, here], value[:, :, here], None if key_mask is None else key_mask[:, here])
+                outs.append(self._attend(query[:, :, here]))
             return torch.cat(outs, dim=2)
         total, count, poisoned = self._read(query)
         query_codes, key_codes = hash_inputs(self.hasher, query, key, key_mask)
-        more, met = collect(query_codes, key_codes, value.to(self._table.dtype), 1, self.hasher.buckets or 0, False)
+        more, met = collect(
+            query_codes, key_codes, value.to(accumulator(value.dtype)), 1, self.hasher.buckets or 0, False
+        )
         self.append(key, value, key_mask=key_mask)
         poisoned = poisoned | spoiled(query_codes, key_codes, 1)[..., None]
         return self._finish(total + more, count + met[..., None], poisoned)
@@ -209,7 +195,7 @@ class BucketCache:
         if set(state) != set(own):
             raise InputError("state", given=sorted(state), expected=f"the entries {sorted(own)}")
         for name, tensor in state.items():
-            grows = isinstance(self._slots, _SparseSlots) and name not in ("lost", "lengths")
+            grows = isinstance(self._slots, SparseSlots) and name not in ("lost", "lengths")
             same = tensor.shape[1:] == own[name].shape[1:] if grows else tensor.shape == own[name].shape
             if not same or tensor.dtype != own[name].dtype:
                 raise InputError(
@@ -222,6 +208,42 @@ class BucketCache:
         here = self._table.device
         self._table, self._tally = state["table"].to(here, copy=True), state["tally"].to(here, copy=True)
         self._lost, self._lengths = state["lost"].to(here, copy=True), state["lengths"].to(here, copy=True)
+
+    def _append(self, key: Tensor, value: Tensor, key_mask: Tensor | None) -> None:
+        if self._compiled(key):
+            dense_append(
+                self.hasher, key, value, key_mask, self._table, self._tally, self._lost, self._lengths,
+                newest=self.mechanism != "anna",
+            )  # fmt: skip
+            return
+        hashable = self.hasher.hashable(key)
+        kept = hashable if key_mask is None else hashable & key_mask[:, None]
+        slots = self._slots.find(key, kept, create=True)
+        self._grow(self._slots.size)
+        # (batch, heads, new, tables): every kept token writes to its slot of every table.
+        if bool(kept.all()):
+            rows, slots = value.flatten(0, 2), slots.flatten(0, 2)
+        else:
+            rows, slots = value[kept], slots[kept]
+        if self.mechanism == "anna":
+            for slot in slots.unbind(-1):
+                self._table.index_add_(0, slot, rows.to(self._table.dtype))
+                self._tally.index_add_(0, slot, torch.ones_like(slot))
+        else:
+            self._keep_newest(slots, rows.to(self._table.dtype))
+        taking_part = torch.ones_like(kept) if key_mask is None else key_mask[:, None].expand_as(kept)
+        self._lost |= (taking_part & ~hashable).any(-1)
+        self._lengths += taking_part[:, 0].sum(-1)
+
+    def _attend(self, query: Tensor) -> Tensor:
+        if self._compiled(query):
+            return dense_attend(self.hasher, query, self.heads, self._table, self._tally, self._lost, self.dtype)
+        total, count, poisoned = self._read(query)
+        return self._finish(total, count, poisoned)
+
+    def _compiled(self, x: Tensor) -> bool:
+        """Whether the compiled kernels can do a whole step: dense tables on a CPU."""
+        return isinstance(self._slots, DenseSlots) and choose(x).__name__.endswith("numba_backend")
 
     def _read(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         hashable = self.hasher.hashable(query)
@@ -287,84 +309,6 @@ class BucketCache:
             )
 
 
-def _is_dense(hasher: Hasher) -> bool:
-    return hasher.buckets is not None and hasher.buckets <= _DENSE_BUCKETS
-
-
-class _DenseSlots:
-    """A slot for every bucket there could be."""
-
-    def __init__(self, hasher: Hasher, batch: int, heads: int) -> None:
-        assert hasher.buckets is not None
-        self.hasher, self.batch = hasher, batch
-        self.per_row = heads * hasher.tables * hasher.buckets
-        self.size = 1 + batch * self.per_row
-        home = torch.arange(batch * heads * hasher.tables, device=hasher.device) * hasher.buckets + 1
-        self.home = home.reshape(batch, heads, 1, hasher.tables)
-
-    def find(self, rows: Tensor, kept: Tensor, *, create: bool, share: int = 1) -> Tensor:
-        slots = self.hasher(rows) + self.home.repeat_interleave(share, 1)
-        return torch.where(kept[..., None], slots, 0)
-
-    def rearrange(self, sources: Sequence[int | None]) -> Tensor:
-        at = torch.arange(self.per_row, device=self.home.device)
-        picked = [torch.zeros_like(at) if row is None else at + row * self.per_row + 1 for row in sources]
-        return torch.cat([at.new_zeros(1), *picked])
-
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        pass
-
-
-class _SparseSlots:
-    """A slot for every bucket that occurs, found by the hash values themselves, so of any width."""
-
-    def __init__(self, hasher: Hasher, batch: int, heads: int) -> None:
-        self.hasher, self.heads = hasher, heads
-        self.maps: list[dict[tuple[int, int, bytes], int]] = [{} for _ in range(batch)]
-        self.size = 1
-
-    def find(self, rows: Tensor, kept: Tensor, *, create: bool, share: int = 1) -> Tensor:
-        digits, taken = self.hasher.digits(rows).cpu().numpy(), kept.cpu().numpy()
-        slots = torch.zeros(*rows.shape[:3], self.hasher.tables, dtype=torch.int64)
-        found = slots.numpy()
-        for batch, head, at in zip(*taken.nonzero(), strict=True):
-            buckets = self.maps[batch]
-            for table in range(self.hasher.tables):
-                name = (int(head) // share, table, digits[batch, head, at, table].tobytes())
-                slot = buckets.get(name, 0)
-                if slot == 0 and create:
-                    slot = buckets[name] = self.size
-                    self.size += 1
-                found[batch, head, at, table] = slot
-        return slots.to(rows.device)
-
-    def rearrange(self, sources: Sequence[int | None]) -> Tensor:
-        old, kept = self.maps, [0]
-        self.maps = []
-        for row in sources:
-            names = {} if row is None else old[row]
-            self.maps.append(dict(zip(names, range(len(kept), len(kept) + len(names)), strict=True)))
-            kept.extend(names.values())
-        self.size = len(kept)
-        return torch.tensor(kept, device=self.hasher.device)
-
-    def state(self) -> dict[str, Tensor]:
-        entries = [
-            (row, head, table, slot, name)
-            for row, names in enumerate(self.maps)
-            for (head, table, name), slot in names.items()
-        ]
-        width = self.hasher.hashes * self.hasher.family.digits_per_hash
-        digits = torch.tensor([list(memoryview(name).cast("q")) for *_, name in entries], dtype=torch.int64)
-        owners = torch.tensor([entry[:4] for entry in entries], dtype=torch.int64)
-        return {"slot_digits": digits.reshape(-1, width), "slot_owners": owners.reshape(-1, 4)}
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        self.maps = [{} for _ in self.maps]
-        digits = state["slot_digits"].cpu().numpy()
-        for (row, head, table, slot), name in zip(state["slot_owners"].tolist(), digits, strict=True):
-            self.maps[row][head, table, name.tobytes()] = slot
-        self.size = 1 + sum(map(len, self.maps))
+def _sum_dtype(hasher: Hasher) -> torch.dtype:
+    """Sums are kept in float64, so that they do not drift over a long context; Apple's GPUs have none."""
+    return torch.float32 if hasher.device.type == "mps" else torch.float64

@@ -1,0 +1,5 @@
+"""The decode cache."""
+
+from annattn.cache.bucket_cache import BucketCache
+
+__all__ = ["BucketCache"]
