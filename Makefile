@@ -1,16 +1,17 @@
-# make demo | test | lint | bench | clean: every target makes .venv on first use and reuses it after that.
+# Every target makes .venv on first use and reuses it after that.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: demo test lint format clean
+.PHONY: help demo test lint bench format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    hash, attend and print a table"
 	@echo "make test    all tests, in parallel"
 	@echo "make lint    ruff, pyright and import-linter"
+	@echo "make bench   verify and time everything against its peers (about ten minutes)"
 	@echo "make format  rewrite the sources in the project's style"
 	@echo "make clean   remove .venv and caches"
 
@@ -30,6 +31,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright
+
+bench: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	$(BIN)/python -m benchmarks $(ARGS)
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -16,8 +16,9 @@ from annattn.kernels.codes import heads_and_shares, spoiled
 from annattn.kernels.compiled import say_if_slow
 from annattn.kernels.numba_buckets import fill, holds, newest, number_codes, number_rows, read, scan
 from annattn.kernels.numba_hash import hyperplane_codes, padded_columns
+from annattn.kernels.numba_rotation import cross_polytope_codes
 from annattn.kernels.threads import run_pieces
-from annattn.lsh import NO_BUCKET, Hasher, Hyperplane, Identity
+from annattn.lsh import NO_BUCKET, CrossPolytope, Hasher, Hyperplane, Identity
 
 __all__ = ["average", "collect", "equal_rows", "hash_pair", "hash_rows", "latest", "unsupported_reasons"]
 
@@ -47,8 +48,10 @@ def hash_pair(hasher: Hasher, query: Tensor, key: Tensor) -> tuple[Tensor, Tenso
 
 def hash_rows(hasher: Hasher, x: Tensor) -> Tensor:
     """Codes that mean the same in every call."""
-    fast = isinstance(hasher.family, Hyperplane) and hasher.buckets is not None
-    return _hyperplane_codes(hasher, x) if fast and x.ndim == 4 and x.dtype != torch.float64 else hasher(x)
+    family = hasher.family
+    is_structured = isinstance(family, CrossPolytope) and family.rotation == "structured"
+    fast = hasher.buckets is not None and (is_structured or isinstance(family, Hyperplane))
+    return _hash_rows(hasher, x) if fast and x.ndim == 4 and x.dtype != torch.float64 else hasher(x)
 
 
 def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -260,28 +263,33 @@ def _numbered(targets: np.ndarray, sources: np.ndarray, run: Run) -> tuple[np.nd
     return new_targets.reshape(targets.shape), new_sources.reshape(sources.shape), max(1, *used)
 
 
-def _hyperplane_codes(hasher: Hasher, x: Tensor) -> Tensor:
+def _hash_rows(hasher: Hasher, x: Tensor) -> Tensor:
     hasher._check(x)
     x = x.detach().float()
-    batch, heads, n, _ = x.shape
+    batch, heads, n, dim = x.shape
     codes = _empty(batch, heads, n, hasher.tables)
     if not codes.numel():
         return codes
     flat, base, (_, _, stride, _) = _flat(x)
-    into = codes.numpy()
-    columns, longest = _columns_of(hasher.parameters[0])
-    pieces = -(-n // _ROWS)
+    into, pieces = codes.numpy(), -(-n // _ROWS)
+    if isinstance(hasher.family, Hyperplane):
+        columns, longest = _columns_of(hasher.parameters[0])
+
+        def hash_block(b: int, h: int, start: int, stop: int) -> None:
+            hyperplane_codes(
+                flat, base(b, h), stride, columns, longest, hasher.tables, hasher.hashes, into[b, h], start, stop
+            )
+    else:
+        signs = hasher.parameters[0].float().numpy()
+
+        def hash_block(b: int, h: int, start: int, stop: int) -> None:
+            cross_polytope_codes(flat, base(b, h), stride, dim, signs, hasher.hashes, into[b, h], start, stop)
 
     def one(piece: int) -> None:
         head, part = divmod(piece, pieces)
-        b, h = divmod(head, heads)
-        stop = min((part + 1) * _ROWS, n)
-        hyperplane_codes(
-            flat, base(b, h), stride, columns, longest, hasher.tables, hasher.hashes, into[b, h],
-            part * _ROWS, stop,
-        )  # fmt: skip
+        hash_block(*divmod(head, heads), part * _ROWS, min((part + 1) * _ROWS, n))
 
-    with say_if_slow("hash"):
+    with say_if_slow("hash", type(hasher.family)):
         run_pieces(one, batch * heads * pieces)
     return codes
 

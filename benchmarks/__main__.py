@@ -1,0 +1,144 @@
+"""`python -m benchmarks`: verify, measure, and write a table, JSON and plots.
+
+Examples:
+  python -m benchmarks                      everything (about ten minutes on two cores)
+  python -m benchmarks --quick              the sweep up to 8,192 tokens, no figures (seconds)
+  python -m benchmarks --only one_head long some of the figures
+"""
+
+import argparse
+import json
+import platform
+import sys
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.contenders import CONTENDERS
+from benchmarks.figures import FIGURES, Figure
+from benchmarks.measure import extra_memory, seconds
+
+PATIENCE = 60.0  # seconds a contender may take before it stops
+
+
+def sweep(longest: int, console: Console) -> dict[str, dict[int, float]]:
+    """Seconds of every contender at every length it reaches."""
+    times: dict[str, dict[int, float]] = {name: {} for name in CONTENDERS}
+    sizes = [1024 * 2**step for step in range(11) if 1024 * 2**step <= longest]
+    for n in track(sizes, description="lengths", console=console, transient=True):
+        for name, contender in CONTENDERS.items():
+            known = list(times[name].values())
+            # A quadratic contender takes four times as long at the next length.
+            if len(known) < sizes.index(n) or (known and known[-1] * 4 > PATIENCE):
+                continue
+            try:
+                times[name][n] = seconds(contender.make(n), enough=0.3)
+            except ModuleNotFoundError as missing:
+                console.print(f"{contender.label}: left out, {missing.name} is not installed (the `bench` extra)")
+    return times
+
+
+def crossover(times: dict[str, dict[int, float]]) -> int | None:
+    """The first doubled length from which ANNA is faster than softmax attention, there and at all longer ones."""
+    known = {n: (times["anna"][n], t) for n, t in times["softmax"].items()}
+    for n in (64, 128, 256, 512):
+        known[n] = seconds(CONTENDERS["anna"].make(n)), seconds(CONTENDERS["softmax"].make(n))
+    found = None
+    for n in sorted(known, reverse=True):
+        if known[n][0] >= known[n][1]:
+            break
+        found = n
+    return found
+
+
+def plot(times: dict[str, dict[int, float]], memory: dict[str, dict[int, int]], folder: Path) -> None:
+    """Time and peak memory against n, on logarithmic axes."""
+    import matplotlib.pyplot as plt
+
+    for title, unit, data, scale in (
+        ("Time of one head, dim 64", "milliseconds", times, 1e3),
+        ("Extra peak memory of one head, dim 64", "MiB", memory, 2.0**-20),
+    ):
+        figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+        for name, known in data.items():
+            if known:
+                style = "k--" if name == "floor" else "o-"
+                axes.loglog(
+                    list(known), [v * scale for v in known.values()], style, label=CONTENDERS[name].label, markersize=4
+                )
+        axes.set(xlabel="tokens", ylabel=unit, title=title)
+        axes.grid(True, which="major", alpha=0.3)
+        axes.legend(fontsize=8)
+        figure.savefig(folder / f"{unit}.svg")
+        figure.savefig(folder / f"{unit}.png", dpi=120)
+        plt.close(figure)
+
+
+def machine() -> dict[str, str | int]:
+    name = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            name = line.split(":", 1)[1].strip()
+    found: dict[str, str | int] = {
+        "processor": name,
+        "threads": torch.get_num_threads(),
+        "python": sys.version.split()[0],
+    }
+    return found | {package: version(package) for package in ("torch", "numpy", "numba", "annattn")}
+
+
+def tables(times: dict[str, dict[int, float]], figures: list[Figure], console: Console) -> None:
+    table = Table(title="Milliseconds, medians; one head, dim 64, 8 tables of 8 hyperplane hashes")
+    table.add_column("tokens", justify="right")
+    for contender in CONTENDERS.values():
+        table.add_column(contender.label, justify="right")
+    for n in times["floor"]:
+        cells = (times[name].get(n) for name in CONTENDERS)
+        table.add_row(f"{n:,}", *("" if cell is None else f"{1e3 * cell:,.2f}" for cell in cells))
+    console.print(table)
+    if figures:
+        table = Table("case", "asked", "measured", "reached", title="Figures")
+        for figure in figures:
+            table.add_row(figure.case, figure.asked, figure.measured, "yes" if figure.reached else "no")
+        console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="short lengths, no figures, no plots")
+    parser.add_argument("--only", nargs="*", choices=list(FIGURES), help="these figures and no sweep")
+    parser.add_argument("--out", type=Path, default=Path("results/bench"), help="folder for JSON and plots")
+    options = parser.parse_args()
+    console = Console(width=160) if not sys.stdout.isatty() else Console()
+    times = {name: {} for name in CONTENDERS} if options.only else sweep(8192 if options.quick else 1_048_576, console)
+    chosen = [] if options.quick else options.only or list(FIGURES)
+    figures = [row for name in track(chosen, "figures", console=console, transient=True) for row in FIGURES[name]()]
+    tables(times, figures, console)
+    found = None if options.only else crossover(times)
+    if found:
+        console.print(f"ANNA beats torch's softmax attention from {found:,} tokens on (lengths doubled from 64)")
+    options.out.mkdir(parents=True, exist_ok=True)
+    memory: dict[str, dict[int, int]] = {}
+    if not options.quick and not options.only:
+        reach = {name: [n for n in known if n >= 16_384][::2] for name, known in times.items() if known}
+        for name in track(list(reach), "memory", console=console, transient=True):
+            memory[name] = {n: extra_memory(name, n) for n in reach[name]}
+        plot(times, memory, options.out)
+    record = {
+        "machine": machine(),
+        "seconds": times,
+        "extra_bytes": memory,
+        "crossover": found,
+        "figures": [asdict(figure) for figure in figures],
+    }
+    (options.out / "results.json").write_text(json.dumps(record, indent=1))
+    console.print(f"written to {options.out}")
+
+
+if __name__ == "__main__":
+    main()

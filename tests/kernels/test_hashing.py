@@ -1,0 +1,96 @@
+"""Compiled codes are those of the families' float64 definition, for every row and layout."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from annattn.kernels.numba_backend import hash_rows
+from annattn.lsh import CrossPolytope, Hyperplane
+
+
+@given(
+    dim=st.sampled_from([1, 2, 3, 7, 8, 9, 16, 63, 64, 65, 200]),
+    tables=st.integers(1, 9),
+    hashes=st.sampled_from([1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 62, 63]),
+    n=st.integers(0, 9),
+    seed=st.integers(0, 2**31),
+)
+def test_hyperplane_codes_equal_the_definition(dim, tables, hashes, n, seed):
+    hasher = Hyperplane(dim).sample(tables=tables, hashes=hashes, seed=seed)
+    x = torch.randn(1, 2, n, dim, generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(hash_rows(hasher, x), hasher(x))
+
+
+@given(
+    dim=st.sampled_from([16, 17, 31, 32, 33, 64, 100]),
+    hashes=st.integers(1, 4),
+    n=st.integers(0, 35),
+    seed=st.integers(0, 2**31),
+)
+def test_structured_cross_polytope_codes_equal_the_definition(dim, hashes, n, seed):
+    hasher = CrossPolytope(dim, rotation="structured").sample(tables=3, hashes=hashes, seed=seed)
+    x = torch.randn(2, 1, n, dim, generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(hash_rows(hasher, x), hasher(x))
+
+
+HASHERS = [
+    Hyperplane(64).sample(tables=8, hashes=8, seed=0),
+    CrossPolytope(64, rotation="structured").sample(tables=8, hashes=1, seed=0),
+]
+EVERY = pytest.mark.parametrize("hasher", HASHERS, ids=lambda hasher: type(hasher.family).__name__)
+
+
+@EVERY
+def test_many_rows_equal_the_definition(hasher):
+    x = torch.randn(1, 1, 200_000, 64, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(hash_rows(hasher, x), hasher(x))
+
+
+@EVERY
+@pytest.mark.parametrize("scale", [0.0, 1e-45, 1e-42, 1e-30, 1e-12, 1e12, 1e18, 1e30, 3e38])
+def test_rows_of_any_length_equal_the_definition(hasher, scale):
+    x = torch.randn(1, 1, 500, 64, generator=torch.Generator().manual_seed(2)).clamp(-1, 1) * scale
+    assert x.isfinite().all()
+    assert torch.equal(hash_rows(hasher, x), hasher(x))
+
+
+@EVERY
+def test_rows_on_a_boundary_equal_the_definition(hasher):
+    # Rows almost orthogonal to a normal: float32 alone would decide some of these by rounding.
+    x = torch.randn(1, 1, 5000, 64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    direction = hasher.parameters[0].double().reshape(-1, 64)[0]
+    x = (x - (x @ direction)[..., None] * direction / direction.square().sum()).float()
+    assert torch.equal(hash_rows(hasher, x), hasher(x))
+    if isinstance(hasher.family, Hyperplane):
+        projections = (x.double() @ direction).abs() / x.double().norm(dim=-1)
+        assert bool((projections < 1e-5).all())
+        wrong = (x @ direction.float() >= 0) != (x.double() @ direction >= 0)
+        assert bool(wrong.any())
+
+
+@EVERY
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_rows_that_are_not_finite_have_no_bucket(hasher, bad):
+    x = torch.randn(1, 1, 40, 64, generator=torch.Generator().manual_seed(4))
+    x[0, 0, 7, 13], x[0, 0, 39, 63] = bad, bad
+    assert torch.equal(hash_rows(hasher, x), hasher(x))
+    assert (hash_rows(hasher, x)[0, 0, :, 0] == -1).nonzero().flatten().tolist() == [7, 39]
+
+
+@EVERY
+def test_any_layout_equals_the_contiguous_one(hasher):
+    x = torch.randn(2, 50, 3, 64, generator=torch.Generator().manual_seed(5))
+    moved = x.transpose(1, 2)
+    flipped = torch.randn(2, 3, 64, 50, generator=torch.Generator().manual_seed(6)).transpose(2, 3)
+    part = torch.randn(3, 4, 60, 64, generator=torch.Generator().manual_seed(7))[1:, 1:, 5::3]
+    repeated = torch.randn(1, 1, 9, 64, generator=torch.Generator().manual_seed(8)).expand(2, 3, 9, 64)
+    for view in (moved, flipped, part, repeated):
+        assert torch.equal(hash_rows(hasher, view), hasher(view.contiguous()))
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_hashes_its_rounded_values(hasher, dtype):
+    x = torch.randn(1, 1, 300, 64, generator=torch.Generator().manual_seed(9)).to(dtype)
+    assert torch.equal(hash_rows(hasher, x), hasher(x.double()))

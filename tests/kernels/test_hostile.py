@@ -1,0 +1,143 @@
+"""Threads, forks, poisoned memory, read-only caches: right answers all the same."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+import annattn as aa
+from annattn.kernels import numba_backend
+from annattn.kernels.threads import run_pieces
+
+HASHER = aa.lsh.Hyperplane(8).sample(tables=4, hashes=5, seed=0)
+
+
+def inputs(n: int = 3000, seed: int = 0):
+    query, key, value = torch.randn(3, 1, 2, n, 8, generator=torch.Generator().manual_seed(seed))
+    return query, key, value
+
+
+def test_several_python_threads_at_once_get_the_answers_of_one():
+    cases = [(inputs(seed=seed), causal) for seed in range(4) for causal in (False, True)]
+
+    def attend(case):
+        return aa.anna_attention(*case[0], HASHER, is_causal=case[1])
+
+    alone = [attend(case) for case in cases]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(3):
+            for got, expected in zip(pool.map(attend, cases), alone, strict=True):
+                assert torch.equal(got, expected)
+
+
+def _attend_in_child(queue, case):
+    torch.set_num_threads(2)
+    queue.put(aa.anna_attention(*case, HASHER).numpy())
+
+
+# Python warns that forking a process with threads may deadlock; that it does not here is what is tested.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork.*:RuntimeWarning")
+def test_a_forked_child_can_attend_after_its_parent_has():
+    case = inputs()
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        expected = aa.anna_attention(*case, HASHER)
+    finally:
+        torch.set_num_threads(threads)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_attend_in_child, args=(queue, case))
+    child.start()
+    got = queue.get(timeout=60)
+    child.join(60)
+    assert child.exitcode == 0
+    assert np.array_equal(got, expected.numpy())
+
+
+def test_work_buffers_full_of_nan_do_not_show(monkeypatch):
+    def poisoned(*shape, dtype=torch.int64):
+        return torch.full(shape, torch.nan if dtype.is_floating_point else -(2**60), dtype=dtype)
+
+    case = inputs()
+    wide = aa.lsh.Hyperplane(8).sample(tables=3, hashes=40, seed=0)
+    expected = [
+        aa.anna_attention(*case, hasher, is_causal=causal) for hasher in (HASHER, wide) for causal in (False, True)
+    ]
+    uneven = aa.anna_attention(case[0], case[1][:, :, :100], case[2][:, :, :100], HASHER, is_causal=True)
+    exact = aa.exact_match_attention(case[0].round(), case[1].round(), case[2])
+    monkeypatch.setattr(numba_backend, "_empty", poisoned)
+    again = [
+        aa.anna_attention(*case, hasher, is_causal=causal) for hasher in (HASHER, wide) for causal in (False, True)
+    ]
+    for a, b in zip(expected, again, strict=True):
+        assert torch.equal(a, b)
+    again_uneven = aa.anna_attention(case[0], case[1][:, :, :100], case[2][:, :, :100], HASHER, is_causal=True)
+    assert torch.equal(again_uneven, uneven)
+    assert torch.equal(aa.exact_match_attention(case[0].round(), case[1].round(), case[2]), exact)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_one_bucket_for_all_and_one_for_each(is_causal):
+    n = 5000
+    same = torch.ones(1, 1, n, 8)
+    value = torch.randint(-9, 10, (1, 1, n, 2), generator=torch.Generator().manual_seed(0)).float()
+    out = aa.anna_attention(same, same, value, HASHER, is_causal=is_causal)
+    running = value.double().cumsum(2) / torch.arange(1, n + 1)[:, None]
+    expected = running if is_causal else running[:, :, -1:].expand_as(running)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-6, atol=1e-6)
+    apart = torch.arange(n, dtype=torch.float64).reshape(1, 1, n, 1)
+    assert torch.equal(aa.exact_match_attention(apart, apart, value, is_causal=is_causal), value)
+    fine = aa.lsh.Euclidean(1, width=1e-3).sample(tables=3, hashes=1, seed=0)
+    assert torch.equal(aa.anna_attention(apart, apart, value, fine, is_causal=is_causal), value)
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 63, 64, 65, 130])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_values_of_any_width_and_layout(width, is_causal):
+    query, key, _ = inputs(200)
+    wide = torch.randint(-9, 10, (1, 2, 200, 300), generator=torch.Generator().manual_seed(1)).float()
+    for value in (
+        wide[..., 3 : 3 + width],
+        wide[..., : 2 * width : 2],
+        wide[:, :1, :, :width].expand(1, 2, 200, width),
+    ):
+        got = aa.anna_attention(query, key, value, HASHER, is_causal=is_causal)
+        with aa.kernels.use_backend("torch"):
+            expected = aa.anna_attention(query, key, value.contiguous(), HASHER, is_causal=is_causal)
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_an_error_in_a_piece_of_work_reaches_the_caller():
+    def work(piece):
+        if piece == 3:
+            raise KeyError("piece three")
+
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            with pytest.raises(KeyError, match="piece three"):
+                run_pieces(work, 8)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_cache_directory_that_cannot_be_written_is_no_obstacle(tmp_path):
+    # A file where the directory should be: nobody, not even root, can write below it.
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    program = (
+        "import torch, annattn as aa; h = aa.lsh.Hyperplane(4).sample(tables=2, hashes=2);"
+        "x = torch.ones(1, 1, 3, 4); print(aa.anna_attention(x, x, x, h).sum().item())"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(blocked / "below")}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "12.0"
