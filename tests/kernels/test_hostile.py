@@ -26,7 +26,8 @@ def test_several_python_threads_at_once_get_the_answers_of_one():
     cases = [(inputs(seed=seed), causal) for seed in range(4) for causal in (False, True)]
 
     def attend(case):
-        return aa.anna_attention(*case[0], HASHER, is_causal=case[1])
+        (query, key, value), is_causal = case
+        return aa.anna_attention(query, key, value, HASHER, is_causal=is_causal)
 
     alone = [attend(case) for case in cases]
     with ThreadPoolExecutor(8) as pool:
@@ -37,7 +38,8 @@ def test_several_python_threads_at_once_get_the_answers_of_one():
 
 def _attend_in_child(queue, case):
     torch.set_num_threads(2)
-    queue.put(aa.anna_attention(*case, HASHER).numpy())
+    query, key, value = case
+    queue.put(aa.anna_attention(query, key, value, HASHER).numpy())
 
 
 # Python warns that forking a process with threads may deadlock; that it does not here is what is tested.

@@ -14,11 +14,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from annattn.kernels import torch_backend
 from annattn.kernels.codes import heads_and_shares, spoiled
 from annattn.kernels.compiled import say_if_slow
-from annattn.kernels.numba_buckets import fill, holds, newest, number_codes, number_rows, read, scan
+from annattn.kernels.numba_buckets import fill, newest, number_codes, number_rows, read, scan
 from annattn.kernels.numba_hash import hyperplane_codes, padded_columns
 from annattn.kernels.numba_rotation import cross_polytope_codes
 from annattn.kernels.threads import run_pieces
-from annattn.lsh import NO_BUCKET, CrossPolytope, Hasher, Hyperplane, Identity
+from annattn.lsh import CrossPolytope, Hasher, Hyperplane, Identity
 
 __all__ = ["average", "collect", "equal_rows", "hash_pair", "hash_rows", "latest", "unsupported_reasons"]
 
@@ -79,8 +79,9 @@ def average(
     target_codes: Tensor, source_codes: Tensor, value: Tensor, order: int, buckets: int, one_table_at_a_time: bool
 ) -> tuple[Tensor, Tensor]:
     """Σ_j c_ij v_j / Σ_j c_ij and Σ_j c_ij: see `torch_backend.average`."""
-    mean, count = _sums(target_codes, source_codes, value, order, buckets, one_table_at_a_time, divide=True)
-    if _some_lost(target_codes) or _some_lost(source_codes):
+    lost = np.zeros(1, np.bool_)
+    mean, count = _sums(target_codes, source_codes, value, order, buckets, one_table_at_a_time, lost, divide=True)
+    if lost[0]:
         mean = mean.masked_fill(spoiled(target_codes, source_codes, order)[..., None], torch.nan)
     return mean, count
 
@@ -89,7 +90,8 @@ def collect(
     target_codes: Tensor, source_codes: Tensor, value: Tensor, order: int, buckets: int, one_table_at_a_time: bool
 ) -> tuple[Tensor, Tensor]:
     """Σ_j c_ij v_j and Σ_j c_ij: see `torch_backend.collect`."""
-    return _sums(target_codes, source_codes, value, order, buckets, one_table_at_a_time, divide=False)
+    lost = np.zeros(1, np.bool_)
+    return _sums(target_codes, source_codes, value, order, buckets, one_table_at_a_time, lost, divide=False)
 
 
 def _sums(
@@ -99,6 +101,7 @@ def _sums(
     order: int,
     buckets: int,
     one_table_at_a_time: bool,
+    lost: np.ndarray,
     *,
     divide: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -106,6 +109,7 @@ def _sums(
     batch, _, n, tables = target_codes.shape
     m, width = source_codes.shape[2], value.shape[-1]
     if not target_codes.numel() or not source_codes.numel():
+        lost[0] = True  # for all that is known: nobody looked
         return value.new_zeros(*target_codes.shape[:3], width), torch.zeros(target_codes.shape[:3], dtype=torch.int64)
     total = _empty(*target_codes.shape[:3], width, dtype=value.dtype)
     count = _empty(*target_codes.shape[:3])
@@ -122,7 +126,7 @@ def _sums(
         if not 0 < buckets <= 4 * (n + m):
             codes = _numbered(targets[group], sources[group], run)
         for first, length in chunks:
-            chunk = _Chunk(*codes, first, length, flat, bases, stride, width, divide and first + length == tables)
+            chunk = _Chunk(*codes, first, length, flat, bases, stride, width, divide and first + length == tables, lost)
             chunk.add(run, order, totals[group], counts[group])
 
     groups = batch * heads
@@ -174,19 +178,22 @@ class _Chunk:
     stride: int
     width: int
     divide: bool
+    lost: np.ndarray
 
     def add(self, run: Run, order: int, total: np.ndarray, count: np.ndarray) -> None:
         """Add these tables to the totals: fill, then read; causal, fill and read in one scan."""
         m = self.sources.shape[1]
         # As many blocks as hold no more sums than there are values, whatever the threads. Sums are kept in float64, so
         # that they do not drift however many values a bucket holds.
-        blocks = min(_BLOCKS, max(1, m // max(_BLOCK, 2 * self.tables * self.slots)))
+        rows = _BLOCK if order else 4 * _BLOCK  # without a scan the tables are pieces enough for a while
+        blocks = min(_BLOCKS, max(1, m // max(rows, 2 * self.tables * self.slots)))
         edges = [m * block // blocks for block in range(blocks + 1)]
         sums = np.zeros((blocks, self.tables, self.slots * self.width))
         tally = np.zeros((blocks, self.tables, self.slots), np.int64)
         if order == 0:
             self._fill(run, edges, False, sums, tally)
-            self._read(run, sums.sum(0).astype(self.flat.dtype).reshape(-1), tally.sum(0), total, count)
+            whole = sums[0] if blocks == 1 else sums.sum(0)
+            self._read(run, whole.astype(self.flat.dtype).reshape(-1), tally.sum(0), total, count)
             return
         if blocks > 1:
             self._fill(run, edges[:-1], order < 0, sums, tally)
@@ -208,7 +215,7 @@ class _Chunk:
             for head, base in enumerate(self.bases):
                 fill(
                     self.sources[head], self.first + here.start, here.stop - here.start, self.flat, base, self.stride,
-                    self.width, begin, end, sums[block, here].reshape(-1), tally[block, here],
+                    self.width, begin, end, sums[block, here].reshape(-1), tally[block, here], self.lost,
                 )  # fmt: skip
 
         run(one, (len(edges) - 1) * parts)
@@ -222,7 +229,7 @@ class _Chunk:
             head, part = divmod(piece, parts)
             read(
                 self.targets[head], self.first, sums, tally, self.width, part * _ROWS, min((part + 1) * _ROWS, n),
-                self.first == 0, self.divide, rows[head], count[head],
+                self.first == 0, self.divide, rows[head], count[head], self.lost,
             )  # fmt: skip
 
         run(one, share * parts)
@@ -231,7 +238,8 @@ class _Chunk:
         share, n, _ = self.targets.shape
         horizon = self.sources.shape[1] - n if order > 0 else 0
         if self.first == 0 and horizon < 0:
-            # Targets before the first source see nothing, and no scan comes by.
+            # Targets before the first source see nothing, and no scan comes by to look at them.
+            self.lost[0] = True
             total.reshape(share, n, -1)[:, :-horizon] = 0
             count[:, :-horizon] = 0
 
@@ -239,14 +247,10 @@ class _Chunk:
             span = (edges[block], edges[block + 1], block == len(edges) - 2)
             scan(
                 self.targets, self.sources, self.first, self.flat, self.bases, self.stride, self.width, span, horizon,
-                order < 0, self.first == 0, self.divide, sums[block].reshape(-1), tally[block], total, count,
+                order < 0, self.first == 0, self.divide, sums[block].reshape(-1), tally[block], total, count, self.lost,
             )  # fmt: skip
 
         run(one, len(edges) - 1)
-
-
-def _some_lost(codes: Tensor) -> bool:
-    return bool(holds(codes.contiguous().numpy().reshape(-1, codes.shape[-1]), NO_BUCKET)) if codes.numel() else False
 
 
 def _numbered(targets: np.ndarray, sources: np.ndarray, run: Run) -> tuple[np.ndarray, np.ndarray, int]:

@@ -2,6 +2,7 @@
 
 Codes are (n, tables) arrays of one head; a negative code takes no part. Sums are kept per table in flat float arrays,
 slot after slot, `width` numbers a slot. A block is a run of positions in time; `reverse` counts them from the end.
+Whoever meets a row without a bucket sets lost[0].
 """
 
 import numpy as np
@@ -10,8 +11,9 @@ from numba import types
 
 from annattn.kernels.compiled import kernel
 from annattn.kernels.simd import I64, LANES, intrinsic, loop
+from annattn.lsh import NO_BUCKET
 
-__all__ = ["fill", "holds", "newest", "number_codes", "number_rows", "read", "scan"]
+__all__ = ["fill", "newest", "number_codes", "number_rows", "read", "scan"]
 
 _STRIP = 2048  # rows summed before they are added to the float64 sums
 _SCAN = 1024  # rows scanned table by table, so that they and a table stay in the nearer caches
@@ -157,7 +159,7 @@ def _converted(builder, value, of, to, lanes):
 
 
 @kernel
-def fill(codes, first_table, tables, value, base, stride, width, start, stop, sums, tally):
+def fill(codes, first_table, tables, value, base, stride, width, start, stop, sums, tally, lost):
     """Add value rows [start, stop) to their buckets in `tables` tables from `first_table` on.
 
     A strip of rows is summed in the dtype of the values, then added to the float64 sums.
@@ -171,6 +173,8 @@ def fill(codes, first_table, tables, value, base, stride, width, start, stop, su
         for row in range(rows):
             for table in range(tables):
                 strip_codes[table, row] = codes[strip + row, first_table + table]
+            if codes[strip + row, first_table] == NO_BUCKET:
+                lost[0] = True
         for table in range(tables):
             home = table * slots
             for row in range(rows):
@@ -186,7 +190,7 @@ def fill(codes, first_table, tables, value, base, stride, width, start, stop, su
 
 
 @kernel
-def read(codes, first_table, sums, tally, width, start, stop, is_first, divide, total, count):
+def read(codes, first_table, sums, tally, width, start, stop, is_first, divide, total, count, lost):
     """Add to total[start:stop] what each row finds in its buckets; start from zero, and divide at the end, if told."""
     tables, slots = tally.shape
     offsets = np.empty(tables, np.int64)
@@ -198,6 +202,8 @@ def read(codes, first_table, sums, tally, width, start, stop, is_first, divide, 
                 entries += tally[table, code]
                 offsets[met] = (table * slots + code) * width
                 met += 1
+        if codes[row, first_table] == NO_BUCKET:
+            lost[0] = True
         count[row] = entries if is_first else count[row] + entries
         _add_rows(total, row * width, sums, offsets, met, width, is_first)
         if divide:
@@ -207,7 +213,7 @@ def read(codes, first_table, sums, tally, width, start, stop, is_first, divide, 
 @kernel
 def scan(
     targets, sources, first_table, value, bases, stride, width, block, horizon, reverse, is_first, divide,
-    sums, tally, total, count,
+    sums, tally, total, count, lost,
 ):  # fmt: skip
     """One pass in time over the places of `block`: each source goes into its buckets, then targets read theirs.
 
@@ -240,6 +246,8 @@ def scan(
                     row = m - 1 - place if reverse else place
                     for head in range(share_sources):
                         code = sources[head, row, column]
+                        if code == NO_BUCKET:
+                            lost[0] = True
                         if code >= 0:
                             tally[table, code] += 1
                             if small:
@@ -250,6 +258,8 @@ def scan(
                     row = n - 1 - (place - horizon) if reverse else place - horizon
                     for head in range(share_targets):
                         code = targets[head, row, column]
+                        if code == NO_BUCKET:
+                            lost[0] = True
                         if code >= 0:
                             count[head, row] += tally[table, code]
                             at = (head * n + row) * width
@@ -286,15 +296,6 @@ def _divide(total, count, at, row, width):
     divisor = total.dtype.type(max(count[row], 1))
     for k in range(width):
         here[k] /= divisor
-
-
-@kernel
-def holds(codes, code):
-    """Whether some row has this code in its first table."""
-    found = False
-    for row in range(codes.shape[0]):
-        found |= codes[row, 0] == code
-    return found
 
 
 @kernel
