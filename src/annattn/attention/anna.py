@@ -11,7 +11,7 @@ from annattn.errors import InputError
 from annattn.kernels import IGNORED, attend, hash_pair, write_slope
 from annattn.lsh import Hasher
 
-__all__ = ["Gradient", "anna_attention", "hash_inputs", "wanted_slope"]
+__all__ = ["Gradient", "anna_attention", "bucket_hint", "hash_inputs", "wanted_slope"]
 
 Empty = Literal["zero", "nan"]
 Gradient = Literal["linear", "exact", "none"]
@@ -42,7 +42,7 @@ def anna_attention(
         key_mask: True where a key takes part.
         empty: what a query that meets no key gets, "zero" or "nan"; the paper leaves its 0/0 open.
         algorithm: "tables" builds all ℓ tables (Algorithm 1), "linear_memory" one at a time; "auto" takes the tables
-            while they hold no more rows than queries and keys together. The numbers are the same.
+            while they hold no more rows than queries, keys, values and outputs do. The numbers are the same.
         gradient: what queries and keys get. A collision has no derivative, so it is that of the collision probability
             p(x)^z at cosine x, on the pairs that met: "exact" weighs a pair by z·p'(x)/p(x), "linear" by a constant,
             which keeps the backward pass linear in n; "none" trains the values alone. Theirs is exact either way.
@@ -69,7 +69,7 @@ def anna_attention(
         value.to(accumulator(value.dtype)),
         (query_codes, key_codes),
         order=int(is_causal),
-        buckets=hasher.buckets or 0,
+        buckets=bucket_hint(hasher),
         one_table_at_a_time=one_table,
         slope=wanted_slope(hasher, gradient, query, key),
     )
@@ -84,6 +84,11 @@ def hash_inputs(hasher: Hasher, query: Tensor, key: Tensor, key_mask: Tensor | N
     if key_mask is not None:
         key_codes = key_codes.masked_fill(~key_mask[:, None, :, None], IGNORED)
     return query_codes, key_codes
+
+
+def bucket_hint(hasher: Hasher) -> int:
+    """How many buckets a table has, for kernels to choose dense tables by; 0 when far too many for that."""
+    return hasher.buckets if hasher.buckets is not None and hasher.buckets < 2**40 else 0
 
 
 def wanted_slope(hasher: Hasher, gradient: str, query: Tensor, key: Tensor) -> str:

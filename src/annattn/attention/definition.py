@@ -59,8 +59,9 @@ def check_anna(
     >>> print(check_anna(torch.tensor([[0.5, 0.5]]), q, k, radius=1.0, approximation=2.0, tables=4))
     the Definition is broken: 1 far, first (0, 1); 1 near, first (0, 0)
     """
-    wanted = (*query.shape[:-1], key.shape[-2])
-    if weights.shape != wanted or query.shape[:-2] != key.shape[:-2] or query.shape[-1] != key.shape[-1]:
+    ranks = min(weights.ndim, query.ndim, key.ndim)
+    wanted = (*query.shape[:-1], key.shape[-2]) if ranks >= 2 else ()
+    if ranks < 2 or weights.shape != wanted or query.shape[:-2] != key.shape[:-2] or query.shape[-1] != key.shape[-1]:
         raise InputError(
             "weights",
             given=f"{tuple(weights.shape)} for queries {tuple(query.shape)} and keys {tuple(key.shape)}",
@@ -74,13 +75,14 @@ def check_anna(
         )
     weights = weights.double()
     distance = _distances(query.double(), key.double())
-    reach = (distance <= radius * approximation).sum(-1, keepdim=True)
+    far = radius * approximation if radius else 0.0  # also for c → ∞, as in EM Attention
+    reach = (distance <= far).sum(-1, keepdim=True)
     bound = 1 / ((reach - 1) * tables + 1)
     is_near = distance <= radius
     total = weights.sum(-1)
     blank = (total == 0) & ~is_near.any(-1)
     return AnnaReport(
-        far=((weights > 0) & (distance > radius * approximation)).nonzero(),
+        far=((weights > 0) & ~(distance <= far)).nonzero(),
         near=(is_near & ~(weights >= bound * (1 - _ROUNDING))).nonzero(),
         negative=(~(weights >= 0)).nonzero(),
         unnormalised=(~((total - 1).abs() <= _ROUNDING) & ~blank).nonzero(),

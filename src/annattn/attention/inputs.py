@@ -6,7 +6,7 @@ from torch import Tensor
 from annattn.errors import InputError
 from annattn.lsh import Hasher
 
-__all__ = ["accumulator", "check_hasher", "check_inputs", "check_mask", "grouped", "ungrouped"]
+__all__ = ["accumulator", "check_hasher", "check_inputs", "check_mask", "grouped", "ungrouped", "unit_rows"]
 
 _LAYOUT = "(batch, heads, n, dim)"
 
@@ -14,6 +14,8 @@ _LAYOUT = "(batch, heads, n, dim)"
 def check_inputs(query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None) -> None:
     """Raise InputError unless shapes, dtypes and devices fit together."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise InputError(name, given=type(tensor).__name__, expected="a torch.Tensor", hint="torch.as_tensor(...)")
         if tensor.ndim != 4:
             raise InputError(
                 name,
@@ -50,10 +52,9 @@ def check_mask(key: Tensor, key_mask: Tensor | None) -> None:
     """Raise InputError unless the mask is a bool for every key of every batch row."""
     if key_mask is None:
         return
-    if key_mask.dtype != torch.bool:
-        raise InputError(
-            "key_mask", given=key_mask.dtype, expected="torch.bool, True = take part", hint="call key_mask.bool()"
-        )
+    if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
+        given = key_mask.dtype if isinstance(key_mask, Tensor) else type(key_mask).__name__
+        raise InputError("key_mask", given=given, expected="torch.bool, True = take part", hint="call key_mask.bool()")
     wanted = (key.shape[0], key.shape[2])
     if tuple(key_mask.shape) != wanted:
         raise InputError("key_mask", given=f"shape {tuple(key_mask.shape)}", expected=f"(batch, n_keys) = {wanted}")
@@ -80,6 +81,14 @@ def check_hasher(hasher: Hasher, rows: Tensor) -> None:
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """The dtype sums are kept in: half precision adds up in float32."""
     return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def unit_rows(x: Tensor) -> Tensor:
+    """Rows scaled to length 1, in any dtype and at any length; a row of zeros stays."""
+    wide = x.to(accumulator(x.dtype))
+    largest = wide.detach().abs().amax(-1, keepdim=True) if x.shape[-1] else wide.new_ones(1)
+    wide = wide / torch.where(largest > 0, largest, 1)  # so that squares neither overflow nor vanish
+    return torch.nn.functional.normalize(wide, dim=-1).to(x.dtype)
 
 
 def grouped(x: Tensor, key_heads: int) -> Tensor:

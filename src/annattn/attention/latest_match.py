@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from annattn.attention.anna import Gradient, hash_inputs, wanted_slope
+from annattn.attention.anna import Gradient, bucket_hint, hash_inputs, wanted_slope
 from annattn.attention.inputs import accumulator, check_hasher, check_inputs
 from annattn.kernels import latest, latest_mean, spoiled
 from annattn.lsh import Hasher
@@ -34,7 +34,7 @@ def latest_match_attention(
     check_inputs(query, key, value, key_mask)
     check_hasher(hasher, query)
     query_codes, key_codes = hash_inputs(hasher, query, key, key_mask)
-    newest = latest(query_codes, key_codes, hasher.buckets or 0)
+    newest = latest(query_codes, key_codes, bucket_hint(hasher))
     slope = wanted_slope(hasher, gradient, query, key)
     out = latest_mean(query, key, value.to(accumulator(value.dtype)), newest, slope)
     return out.masked_fill(spoiled(query_codes, key_codes, 1)[..., None], torch.nan).to(value.dtype)

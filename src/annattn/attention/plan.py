@@ -79,6 +79,11 @@ def plan(n: int, family: HashFamily, radius: float, approximation: float, failur
     (53, 44, True)
     """
     require_count("n", n)
+    n = int(n)
+    if not isinstance(family, HashFamily):
+        raise InputError(
+            "family", given=repr(family), expected="a hash family", hint="for example aa.lsh.Hyperplane(64)"
+        )
     if not 0 < failure < 1:
         raise InputError("failure", given=failure, expected="a probability between 0 and 1")
     found = family.sensitivity(radius, approximation)
@@ -117,11 +122,12 @@ def _far(n: int, p2: float, tables: int, hashes: int) -> float:
 
 
 def _smallest(n: int, p1: float, p2: float, failure: float) -> tuple[int, int]:
-    """(tables, hashes) of least product, the fewest tables among equals."""
+    """(tables, hashes) of least product, the fewest tables among equals; beyond 1,000 hashes, to a thousandth."""
     best: tuple[int, int] | None = None
-    hashes = 0
+    # With fewer hashes than this even one table would meet far pairs too often.
+    hashes = 0 if p2 <= 0 else max(0, math.floor(math.log(n**2 / failure) / -math.log(p2)) - 1)
     while True:
-        hashes += 1
+        hashes += max(1, hashes // 1000)
         together = p1**hashes
         if together <= 0:
             break

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from annattn.attention.inputs import check_hasher, check_inputs
+from annattn.attention.inputs import accumulator, check_hasher, check_inputs
 from annattn.errors import InputError
 from annattn.lsh import NO_BUCKET, Hasher
 from annattn.lsh.family import require_count
@@ -33,7 +33,10 @@ def reformer_attention(
     check_inputs(query_key, query_key, value, None)
     check_hasher(hasher, query_key)
     require_count("chunk", chunk)
+    if query_key.dtype != value.dtype:
+        raise InputError("value", given=value.dtype, expected=f"the rows' {query_key.dtype}", hint="cast one of them")
     n = query_key.shape[2]
+    chunk = min(chunk, max(n, 1))
     order = _hash_order(query_key, hasher)
     spare = -n % chunk
 
@@ -41,12 +44,15 @@ def reformer_attention(
         x = x.gather(2, order[..., None].expand(*x.shape))
         return torch.nn.functional.pad(x, (0, 0, 0, spare)).unflatten(2, (-1, chunk)) if n else x[:, :, None]
 
-    rows, values = in_chunks(query_key), in_chunks(value)
+    wide = accumulator(value.dtype)
+    rows, values = in_chunks(query_key.to(wide)), in_chunks(value.to(wide))
     scores = rows @ rows.mT
     real = torch.arange(n + spare, device=value.device).reshape(-1, 1, chunk) < n if n else torch.ones(1, 1, 0) > 0
     weights = torch.softmax(scores.masked_fill(~real, -torch.inf), dim=-1)
     sorted_out = (weights @ values).flatten(2, 3)[:, :, :n]
-    return torch.zeros_like(sorted_out).scatter(2, order[..., None].expand(*sorted_out.shape), sorted_out)
+    return (
+        torch.zeros_like(sorted_out).scatter(2, order[..., None].expand(*sorted_out.shape), sorted_out).to(value.dtype)
+    )
 
 
 def _hash_order(query_key: Tensor, hasher: Hasher) -> Tensor:

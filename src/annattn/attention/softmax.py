@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from annattn.attention.inputs import check_inputs
+from annattn.attention.inputs import check_inputs, unit_rows
 from annattn.errors import InputError
 
 __all__ = ["softmax_attention"]
@@ -40,7 +40,7 @@ def softmax_attention(
     queries, keys = query.shape[2], key.shape[2]
     if keys == 0 or queries == 0:
         return query.new_zeros(*query.shape[:3], value.shape[-1])
-    query, key = (torch.nn.functional.normalize(x, dim=-1) for x in (query, key))
+    query, key = unit_rows(query), unit_rows(key)
     seen = None
     if key_mask is not None:
         # A masked key must not matter even when it is NaN, which a weight of zero alone would not ensure.

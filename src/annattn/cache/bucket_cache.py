@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from annattn.attention.anna import hash_inputs
+from annattn.attention.anna import bucket_hint, hash_inputs
 from annattn.attention.inputs import accumulator, check_hasher, check_inputs
 from annattn.cache.slots import DenseSlots, SparseSlots, make_slots
 from annattn.errors import InputError
@@ -49,6 +49,10 @@ class BucketCache:
             require_count(name, count)
         if mechanism not in ("anna", "latest_match"):
             raise InputError("mechanism", given=repr(mechanism), expected='"anna" or "latest_match"')
+        if not isinstance(hasher, Hasher) or not dtype.is_floating_point:
+            raise InputError(
+                "hasher, dtype", given=(type(hasher).__name__, dtype), expected="a Hasher and a floating-point dtype"
+            )
         self.hasher, self.mechanism, self.dtype = hasher, mechanism, dtype
         self.batch, self.heads, self.value_dim = batch, heads, value_dim
         self._slots = make_slots(hasher, batch, heads)
@@ -135,7 +139,7 @@ class BucketCache:
         total, count, poisoned = self._read(query)
         query_codes, key_codes = hash_inputs(self.hasher, query, key, key_mask)
         more, met = collect(
-            query_codes, key_codes, value.to(accumulator(value.dtype)), 1, self.hasher.buckets or 0, False
+            query_codes, key_codes, value.to(accumulator(value.dtype)), 1, bucket_hint(self.hasher), False
         )
         self.append(key, value, key_mask=key_mask)
         poisoned = poisoned | spoiled(query_codes, key_codes, 1)[..., None]
@@ -151,7 +155,7 @@ class BucketCache:
         >>> cache.lengths
         [10, 0]
         """
-        chosen = set(range(self.batch)) if rows is None else {self._row(row) for row in torch.as_tensor(rows).tolist()}
+        chosen = range(self.batch) if rows is None else self._picked(rows)
         self._rearrange([None if row in chosen else row for row in range(self.batch)])
 
     def reorder(self, rows: Int[Tensor, " batch"] | list[int]) -> None:
@@ -164,7 +168,7 @@ class BucketCache:
         >>> cache.lengths
         [0, 1]
         """
-        chosen = [self._row(row) for row in torch.as_tensor(rows).tolist()]
+        chosen = self._picked(rows)
         if len(chosen) != self.batch:
             raise InputError("rows", given=f"{len(chosen)} indices", expected=f"one for each of {self.batch} rows")
         self._rearrange(chosen)
@@ -204,6 +208,11 @@ class BucketCache:
                     expected=f"{tuple(own[name].shape)} {own[name].dtype}",
                     hint="load into a cache with the same hasher, batch, heads and value_dim",
                 )
+        if isinstance(self._slots, SparseSlots):
+            slots = len(state["slot_owners"])
+            if not (len(state["slot_digits"]) == slots < len(state["table"]) == len(state["tally"])):
+                sizes = {name: len(tensor) for name, tensor in state.items()}
+                raise InputError("state", given=f"lengths {sizes}", expected="an owner for every slot of the table")
         self._slots.load(state)
         here = self._table.device
         self._table, self._tally = state["table"].to(here, copy=True), state["tally"].to(here, copy=True)
@@ -264,9 +273,9 @@ class BucketCache:
         order = torch.arange(len(rows), device=rows.device)
         for slot in slots.unbind(-1):
             # Rows of one (batch, head) come in order of time, and no slot is shared across them: the last one stays.
-            last = torch.full((len(self._table),), -1, device=rows.device).scatter_reduce(0, slot, order, "amax")
-            written = (last >= 0).nonzero().squeeze(-1)
-            self._table[written] = rows[last[written]]
+            written, place = torch.unique(slot, return_inverse=True)
+            last = torch.full(written.shape, -1, device=rows.device).scatter_reduce(0, place, order, "amax")
+            self._table[written] = rows[last]
             self._tally[written] = 1
 
     def _grow(self, size: int) -> None:
@@ -283,10 +292,12 @@ class BucketCache:
         self._lost = self._lost[picked] & kept[:, None]
         self._lengths = self._lengths[picked] * kept
 
-    def _row(self, row: int) -> int:
-        if not 0 <= row < self.batch:
-            raise InputError("batch row", given=row, expected=f"an index from 0 to {self.batch - 1}")
-        return row
+    def _picked(self, rows: Tensor | list[int]) -> list[int]:
+        picked = torch.as_tensor(rows)
+        is_index = picked.ndim == 1 and not picked.is_floating_point() and picked.dtype != torch.bool
+        if picked.numel() and not (is_index and bool(((picked >= 0) & (picked < self.batch)).all())):
+            raise InputError("rows", given=rows, expected=f"a list of batch rows from 0 to {self.batch - 1}")
+        return picked.tolist()
 
     def _check_query(self, query: Tensor) -> None:
         if query.ndim != 4 or query.shape[0] != self.batch or query.shape[1] % self.heads:

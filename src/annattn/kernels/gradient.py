@@ -8,7 +8,7 @@ Three routes to the same sums: all pairs at once (short inputs), bucket by bucke
 small to be worth a matrix product. With a constant w, large buckets need no pairs at all: Σ_j k_j v_jᵀ and Σ_j k_j do.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -50,7 +50,12 @@ class _Rows:
     level: Tensor
 
     def pick(self, queries: Tensor, keys: Tensor) -> "_Rows":
+        """Copies of these rows."""
         return _Rows(self.query[queries], self.key[keys], self.value[keys], self.weight[queries], self.level[queries])
+
+    def part(self, i: slice, j: slice) -> "_Rows":
+        """Views of these rows."""
+        return _Rows(self.query[i], self.key[j], self.value[j], self.weight[i], self.level[i])
 
 
 def query_key_gradient(
@@ -133,9 +138,13 @@ def _scaled(grad: Tensor, out: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
-    norm = x.norm(dim=-1, keepdim=True)
-    safe = torch.where((norm > 0) & norm.isfinite(), norm, 1)
-    return (x / safe).nan_to_num(0, 0, 0), safe
+    largest = x.abs().amax(-1, keepdim=True) if x.shape[-1] else x.new_ones(*x.shape[:-1], 1)
+    usable = (largest > 0) & largest.isfinite()
+    largest = torch.where(usable, largest, 1)
+    # Scaled first, so that squares neither overflow nor vanish; a row without a direction gets no gradient.
+    scaled = torch.where(usable, x / largest, 0)
+    norm = torch.where(usable, scaled.norm(dim=-1, keepdim=True), 1)
+    return scaled / norm, torch.where(usable, largest * norm, torch.inf)
 
 
 def _tangent(grad: Tensor, unit: Tensor, norm: Tensor) -> Tensor:
@@ -159,20 +168,6 @@ class _Sums:
             self.query.index_add_(0, i, push * part.key)
             self.key.index_add_(0, j, push * part.query)
 
-    def add_bucket(self, queries: Tensor, keys: Tensor, horizon: Tensor | None, slope: Slope) -> None:
-        """One term for each pair of a bucket whose members are given in order of time."""
-        part = self.rows.pick(queries, keys)
-        if slope.constant is None or (horizon is None and len(queries) * len(keys) < _SMALL * _CHUNK):
-            to_query, to_key = _pairs_of_bucket(part, keys, None if horizon is None else horizon[queries], slope)
-        elif horizon is None:
-            to_query = part.weight @ (part.value.mT @ part.key) - part.level[:, None] * part.key.sum(0)
-            to_key = part.value @ (part.weight.mT @ part.query) - (part.level[:, None] * part.query).sum(0)
-            to_query, to_key = slope.constant * to_query, slope.constant * to_key
-        else:
-            to_query, to_key = _causal_bucket(part, keys, horizon[queries], slope)
-        self.query[queries] += to_query
-        self.key[keys] += to_key
-
 
 def _all_pairs(
     rows: _Rows, query_codes: Tensor, key_codes: Tensor, horizon: Tensor | None, slope: Slope
@@ -182,8 +177,8 @@ def _all_pairs(
         shared += (q[:, None] == k) & (k >= 0)
     if horizon is not None:
         shared *= torch.arange(len(rows.key), device=shared.device) <= horizon[:, None]
-    push = shared * (rows.weight @ rows.value.nan_to_num(0, 0, 0).mT - rows.level[:, None])
-    push = push * slope(rows.query @ rows.key.mT)
+    push = shared * (rows.weight @ rows.value.mT - rows.level[:, None])
+    push = torch.where(shared > 0, push * slope(rows.query @ rows.key.mT), 0)
     return push @ rows.key, push.mT @ rows.query
 
 
@@ -192,36 +187,65 @@ def _by_bucket(
 ) -> tuple[Tensor, Tensor]:
     sums = _Sums(rows)
     for table in range(query_codes.shape[-1]):
-        queries, keys = query_codes[:, table], key_codes[:, table]
+        queries, keys, buckets = _sorted(query_codes[:, table], key_codes[:, table], horizon)
+        # Members of a bucket side by side: one gather and one scatter a table instead of one a bucket.
+        part = rows.pick(queries, keys)
+        to_query, to_key = torch.zeros_like(part.query), torch.zeros_like(part.key)
         small_queries, small_keys = [], []
-        for i, j in _buckets(queries, keys, horizon):
-            if len(i) * len(j) >= _SMALL:
-                sums.add_bucket(i, j, horizon, slope)
+        for i, j in buckets:
+            if (i.stop - i.start) * (j.stop - j.start) >= _SMALL:
+                seen = None if horizon is None else horizon[queries[i]]
+                to_query[i], to_key[j] = _one_bucket(part.part(i, j), keys[j], seen, slope)
                 continue
-            pairs = i.repeat_interleave(len(j)), j.repeat(len(i))
+            pairs = queries[i].repeat_interleave(j.stop - j.start), keys[j].repeat(i.stop - i.start)
             if horizon is not None:
                 seen = pairs[1] <= horizon[pairs[0]]
                 pairs = pairs[0][seen], pairs[1][seen]
             small_queries.append(pairs[0])
             small_keys.append(pairs[1])
+        sums.query.index_add_(0, queries, to_query)
+        sums.key.index_add_(0, keys, to_key)
         if small_queries:
             sums.add_pairs(torch.cat(small_queries), torch.cat(small_keys), slope)
     return sums.query, sums.key
 
 
-def _buckets(query_codes: Tensor, key_codes: Tensor, horizon: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Members of every bucket that has both queries and keys, each in order of time."""
+def _sorted(
+    query_codes: Tensor, key_codes: Tensor, horizon: Tensor | None
+) -> tuple[Tensor, Tensor, list[tuple[slice, slice]]]:
+    """Queries and keys in order of bucket, then time, and where each bucket that has both lies among them."""
     in_time = torch.arange(len(query_codes), device=query_codes.device)
     if horizon is not None:
         in_time = horizon.argsort(stable=True)
     queries = in_time[query_codes[in_time].argsort(stable=True)]
     keys = key_codes.argsort(stable=True)
-    names, query_counts = torch.unique_consecutive(query_codes[queries], return_counts=True)
-    key_names, key_counts = torch.unique_consecutive(key_codes[keys], return_counts=True)
-    groups = dict(zip(key_names.tolist(), keys.split(key_counts.tolist()), strict=True))
-    for name, members in zip(names.tolist(), queries.split(query_counts.tolist()), strict=True):
-        if name >= 0 and name in groups:
-            yield members, groups[name]
+    where = _runs(key_codes[keys])
+    buckets = [(i, where[name]) for name, i in _runs(query_codes[queries]).items() if name >= 0 and name in where]
+    return queries, keys, buckets
+
+
+def _runs(codes: Tensor) -> dict[int, slice]:
+    """Where each code lies in a sorted list of them."""
+    names, counts = torch.unique_consecutive(codes, return_counts=True)
+    ends = counts.cumsum(0).tolist()
+    return {
+        name: slice(end - count, end) for name, end, count in zip(names.tolist(), ends, counts.tolist(), strict=True)
+    }
+
+
+def _one_bucket(part: _Rows, keys: Tensor, horizon: Tensor | None, slope: Slope) -> tuple[Tensor, Tensor]:
+    """The sums over the pairs of one bucket whose members are given in order of time."""
+    dim, width = part.key.shape[1], part.value.shape[1]
+    # Multiply-adds of all pairs, and of the outer products that do without them.
+    of_pairs = len(part.query) * len(part.key) * (width + 2 * dim)
+    of_products = 2 * (len(part.query) + len(part.key)) * dim * width
+    if slope.constant is None or (horizon is None and of_pairs < of_products):
+        return _pairs_of_bucket(part, keys, horizon, slope)
+    if horizon is not None:
+        return _causal_bucket(part, keys, horizon, slope)
+    to_query = part.weight @ (part.value.mT @ part.key) - part.level[:, None] * part.key.sum(0)
+    to_key = part.value @ (part.weight.mT @ part.query) - part.level @ part.query
+    return slope.constant * to_query, slope.constant * to_key
 
 
 def _pairs_of_bucket(part: _Rows, keys: Tensor, horizon: Tensor | None, slope: Slope) -> tuple[Tensor, Tensor]:
@@ -229,7 +253,7 @@ def _pairs_of_bucket(part: _Rows, keys: Tensor, horizon: Tensor | None, slope: S
     for at in torch.arange(len(part.query)).split(_CHUNK):
         here = slice(int(at[0]), int(at[-1]) + 1)
         push = part.weight[here] @ part.value.mT - part.level[here, None]
-        push = push * slope(part.query[here] @ part.key.mT)
+        push *= slope.constant if slope.constant is not None else slope(part.query[here] @ part.key.mT)
         if horizon is not None:
             push = push * (keys <= horizon[here, None])
         to_query[here] = push @ part.key

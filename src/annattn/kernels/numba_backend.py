@@ -49,14 +49,17 @@ def hash_pair(hasher: Hasher, query: Tensor, key: Tensor) -> tuple[Tensor, Tenso
 def hash_rows(hasher: Hasher, x: Tensor) -> Tensor:
     """Codes that mean the same in every call."""
     family = hasher.family
-    is_structured = isinstance(family, CrossPolytope) and family.rotation == "structured"
-    fast = hasher.buckets is not None and (is_structured or isinstance(family, Hyperplane))
+    # Not isinstance: a subclass may hash in its own way.
+    is_structured = type(family) is CrossPolytope and family.rotation == "structured"
+    fast = hasher.buckets is not None and (is_structured or type(family) is Hyperplane)
     return _hash_rows(hasher, x) if fast and x.ndim == 4 and x.dtype != torch.float64 else hasher(x)
 
 
 def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Codes in one table that are equal exactly when rows are."""
     family = Identity(query.shape[-1])
+    for x in (query, key):
+        family.sample(tables=1, hashes=1)._check(x)
     heads, share, _ = heads_and_shares(query, key)
     n, m = query.shape[2], key.shape[2]
     query_codes, key_codes = _empty(*query.shape[:3], 1), _empty(*key.shape[:3], 1)
@@ -299,9 +302,9 @@ def _hash_rows(hasher: Hasher, x: Tensor) -> Tensor:
 
 
 def _columns_of(normals: Tensor) -> tuple[np.ndarray, float]:
-    known = _columns.get(normals)
-    if known is None or known[0] != normals._version:
-        known = _columns[normals] = (normals._version, padded_columns(normals.numpy()))
+    known, version = _columns.get(normals), 0 if normals.is_inference() else normals._version
+    if known is None or known[0] != version:
+        known = _columns[normals] = (version, padded_columns(normals.numpy()))
     return known[1]
 
 

@@ -88,7 +88,7 @@ def _sign_panel(typingctx, x, base, row_stride, row, last, columns, first, bound
             for v in range(VECTORS):
                 projection, place = sums[r * VECTORS + v], I64(LANES * (r * VECTORS + v))
                 positive = builder.fcmp_ordered(">=", projection, zero)
-                doubtful = builder.fcmp_ordered("<=", builder.call(absolute, [projection]), bound)
+                doubtful = builder.fcmp_unordered("<=", builder.call(absolute, [projection]), bound)
                 signs = builder.or_(signs, builder.shl(as_bits(builder, positive), place))
                 doubts = builder.or_(doubts, builder.shl(as_bits(builder, doubtful), place))
         return context.make_tuple(builder, signature.return_type, [signs, doubts])
@@ -158,6 +158,7 @@ def hyperplane_codes(x, base, stride, columns, longest, tables, hashes, codes, s
     Entry k of row i is x[base + i · stride + k], float32.
     """
     dim = columns.shape[0]
+    functions = tables * hashes
     unit = dim * _UNIT
     spread = np.float32(_SLACK * unit / (1 - unit) * longest)
     bounds = np.empty(ROWS, np.float32)
@@ -180,6 +181,8 @@ def hyperplane_codes(x, base, stride, columns, longest, tables, hashes, codes, s
         words[:] = 0
         for column in range(0, columns.shape[1], COLUMNS):
             signs, doubts = _sign_panel(x, base, stride, first, stop - 1, columns, column, bounds)
+            if functions - column < COLUMNS:  # columns that only fill up the panel are nobody's
+                doubts &= ((np.uint64(1) << np.uint64(functions - column)) - np.uint64(1)) * np.uint64(0x1000100010001)
             if doubts != 0:
                 for r in range(rows):
                     if usable[r]:

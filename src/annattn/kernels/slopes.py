@@ -4,7 +4,7 @@ from functools import partial
 
 from annattn.errors import InputError
 from annattn.kernels.gradient import Slope
-from annattn.lsh import Hasher, restore
+from annattn.lsh import FAMILIES, Hasher, restore
 
 __all__ = ["GRADIENTS", "read_slope", "write_slope"]
 
@@ -17,11 +17,11 @@ def write_slope(hasher: Hasher, gradient: str, *, needed: bool) -> str:
         raise InputError("gradient", given=repr(gradient), expected=f"one of {GRADIENTS}")
     if gradient == "none" or not needed:
         return ""
-    if not hasher.family.linear_slope:
+    if type(hasher.family) not in FAMILIES.values() or not hasher.family.linear_slope:
         raise InputError(
             "gradient",
             given=f"{gradient!r} with {hasher.family}",
-            expected="a family whose collision probability is a function of the angle",
+            expected="a listed family whose collision probability is a function of the angle",
             hint='pass gradient="none", or detach queries and keys, to train the values alone',
         )
     return f"{gradient} {hasher.spec}"

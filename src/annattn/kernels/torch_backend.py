@@ -43,6 +43,8 @@ def collect(
     i is from the last target (causal attention). -1: the mirrored relation (its transpose, for the backward pass).
     """
     shape = target_codes.shape[:3]
+    if not target_codes.numel() or not source_codes.numel():
+        return value.new_zeros(*shape, value.shape[-1]), torch.zeros(shape, dtype=torch.int64, device=value.device)
     heads, _, _ = heads_and_shares(target_codes, source_codes)
     target_codes, source_codes, value = (_grouped(x, heads) for x in (target_codes, source_codes, value))
     offset = source_codes.shape[2] - target_codes.shape[2] if order > 0 else 0 if order < 0 else None
@@ -50,14 +52,13 @@ def collect(
         target_codes, source_codes, value = target_codes.flip(2), source_codes.flip(2), value.flip(2)
     total = value.new_zeros(*target_codes.shape[:3], value.shape[-1])
     count = torch.zeros(target_codes.shape[:3], dtype=torch.int64, device=value.device)
-    if target_codes.numel() and source_codes.numel():
-        tables = range(target_codes.shape[-1])
-        for chosen in [[table] for table in tables] if one_table_at_a_time else [list(tables)]:
-            targets, sources, size = _slots(target_codes[..., chosen], source_codes[..., chosen], buckets)
-            if offset is None:
-                _collect_all(targets, sources, value, size, total, count)
-            else:
-                _collect_causal(targets, sources, value, size, offset, total, count)
+    tables = range(target_codes.shape[-1])
+    for chosen in [[table] for table in tables] if one_table_at_a_time else [list(tables)]:
+        targets, sources, size = _slots(target_codes[..., chosen], source_codes[..., chosen], buckets)
+        if offset is None:
+            _collect_all(targets, sources, value, size, total, count)
+        else:
+            _collect_causal(targets, sources, value, size, offset, total, count)
     if order < 0:
         total, count = total.flip(2), count.flip(2)
     return total.reshape(*shape, value.shape[-1]), count.reshape(shape)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from annattn.errors import InputError
-from annattn.lsh.family import HashFamily, unit_angle
+from annattn.lsh.family import HashFamily, tamed, unit_angle
 from annattn.lsh.shared_axis import gaussian_probability, rotation_probability
 
 __all__ = ["CrossPolytope"]
@@ -93,9 +93,9 @@ class CrossPolytope(HashFamily):
         """2·axis + [the coordinate there is negative]; the first axis wins a tie."""
         (drawn,) = parameters
         if self.rotation == "dense":
-            rotated = torch.einsum("nd,fad->nfa", rows.double(), drawn.double())
+            rotated = torch.einsum("nd,fad->nfa", tamed(rows), drawn.double())
         else:
-            rotated = torch.nn.functional.pad(rows.double(), (0, self.axes - self.dim))[:, None, :]
+            rotated = torch.nn.functional.pad(tamed(rows), (0, self.axes - self.dim))[:, None, :]
             for signs in drawn.double().unbind(1):
                 rotated = _hadamard(rotated * signs)
         axis = rotated.abs().argmax(-1, keepdim=True)

@@ -27,6 +27,7 @@ class Euclidean(HashFamily):
         super().__post_init__()
         if not (0 < self.width < math.inf):
             raise InputError("width", given=self.width, expected="a finite number greater than 0")
+        object.__setattr__(self, "width", float(self.width))
 
     @property
     def values(self) -> None:
@@ -43,9 +44,11 @@ class Euclidean(HashFamily):
             raise InputError("distance", given=distance, expected="a number of at least 0")
         if distance == 0:
             return 1.0
+        if distance == math.inf:
+            return 0.0
         ratio = self.width / distance
         tails = math.erfc(ratio / math.sqrt(2))
-        return 1 - tails + math.sqrt(2 / math.pi) / ratio * math.expm1(-(ratio**2) / 2)
+        return max(0.0, 1 - tails + math.sqrt(2 / math.pi) / ratio * math.expm1(-(ratio**2) / 2))
 
     def draw(self, random: np.random.RandomState, functions: int) -> tuple[np.ndarray, ...]:
         """Directions (functions, dim) and shifts (functions,)."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from annattn.errors import InputError
 from annattn.lsh.hasher import Hasher
 
-__all__ = ["HashFamily", "Sensitivity", "require_count", "unit_angle"]
+__all__ = ["HashFamily", "Sensitivity", "require_count", "tamed", "unit_angle"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class HashFamily(ABC):
 
     def __post_init__(self) -> None:
         require_count("dim", self.dim)
+        object.__setattr__(self, "dim", int(self.dim))
 
     @property
     @abstractmethod
@@ -82,6 +83,11 @@ class HashFamily(ABC):
         """Which of `rows` (n, dim) have a bucket: those without NaN or infinity."""
         return torch.isfinite(rows).all(-1)
 
+    @property
+    def accepted(self) -> str:
+        """What `accepts` accepts, in words."""
+        return "a floating-point dtype"
+
     def accepts(self, dtype: torch.dtype) -> bool:
         """Whether rows of this dtype can be hashed."""
         return dtype.is_floating_point
@@ -97,7 +103,7 @@ class HashFamily(ABC):
             raise InputError("radius", given=radius, expected="a number of at least 0")
         if not approximation > 1:
             raise InputError("approximation", given=approximation, expected="a factor c greater than 1")
-        far = radius * approximation
+        far = radius * approximation if radius else 0.0  # also for c → ∞, as in EM Attention
         return Sensitivity(radius, far, self.collision_probability(radius), self.collision_probability(far))
 
     def quality(self, radius: float, approximation: float) -> float:
@@ -133,6 +139,13 @@ def require_count(name: str, value: object) -> None:
     """Raise unless `value` is an integer of at least 1."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
         raise InputError(name, given=repr(value), expected="an integer of at least 1")
+
+
+def tamed(rows: Tensor) -> Tensor:
+    """Rows in float64, those with huge entries scaled down: their directions are the same, and no product overflows."""
+    rows = rows.double()
+    largest = rows.abs().amax(-1, keepdim=True)
+    return torch.where((largest > 1e100) & largest.isfinite(), rows / largest, rows)
 
 
 def unit_angle(distance: float) -> float:

@@ -150,7 +150,7 @@ class Hasher:
                 hint=f"this hasher was drawn from {self.family}",
             )
         if not self.family.accepts(x.dtype):
-            raise InputError("rows to hash", given=x.dtype, expected="a floating-point dtype", hint="call .float()")
+            raise InputError("rows to hash", given=x.dtype, expected=self.family.accepted, hint="call .float()")
 
     def _packed(self, x: Tensor) -> tuple[Tensor, bool]:
         """Packed codes, and whether some tuple did not fit (the codes then mean nothing)."""

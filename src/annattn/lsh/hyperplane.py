@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from annattn.lsh.family import HashFamily, unit_angle
+from annattn.lsh.family import HashFamily, tamed, unit_angle
 
 __all__ = ["Hyperplane"]
 
@@ -58,4 +58,4 @@ class Hyperplane(HashFamily):
     def evaluate(self, parameters: tuple[Tensor, ...], rows: Tensor) -> Tensor:
         """On which side of each hyperplane a row lies; on it counts as the positive side."""
         (normals,) = parameters
-        return (rows.double() @ normals.double().T >= 0).to(torch.int64)
+        return (tamed(rows) @ normals.double().T >= 0).to(torch.int64)

@@ -65,6 +65,11 @@ class Identity(HashFamily):
         """All rows but those with NaN: infinity equals infinity."""
         return ~torch.isnan(rows).any(-1)
 
+    @property
+    def accepted(self) -> str:
+        """What `accepts` accepts, in words."""
+        return "a real dtype of at most 64 bits, not uint64"
+
     def accepts(self, dtype: torch.dtype) -> bool:
         """Everything that is exact as float64 or int64."""
         return not dtype.is_complex and dtype is not torch.uint64
