@@ -23,6 +23,7 @@ from benchmarks.contenders import CONTENDERS
 from benchmarks.figures import FIGURES, Figure
 from benchmarks.measure import extra_memory, seconds
 
+_SHORT = (64, 128, 256, 512)  # lengths below the sweep, for the crossover
 PATIENCE = 60.0  # seconds a contender may take before it stops
 
 
@@ -46,7 +47,7 @@ def sweep(longest: int, console: Console) -> dict[str, dict[int, float]]:
 def crossover(times: dict[str, dict[int, float]]) -> int | None:
     """The first doubled length from which ANNA is faster than softmax attention, there and at all longer ones."""
     known = {n: (times["anna"][n], t) for n, t in times["softmax"].items()}
-    for n in (64, 128, 256, 512):
+    for n in _SHORT:
         known[n] = seconds(CONTENDERS["anna"].make(n)), seconds(CONTENDERS["softmax"].make(n))
     found = None
     for n in sorted(known, reverse=True):

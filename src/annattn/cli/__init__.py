@@ -2,6 +2,8 @@
 
 import sys
 
+from annattn.errors import AnnattnError
+
 __all__ = ["main"]
 
 
@@ -13,4 +15,8 @@ def main() -> None:
         if missing.name not in ("cyclopts", "rich"):
             raise
         sys.exit(f"annattn: the command line needs {missing.name}; install it with: pip install 'annattn[cli]'")
-    app()
+    try:
+        app()
+    except AnnattnError as error:
+        sys.stderr.write(f"annattn: {error}\n")
+        sys.exit(2)
