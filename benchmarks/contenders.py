@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module  # peers are optional, and unknown to a type checker without them
 
 import torch
 from torch import Tensor
@@ -79,9 +80,7 @@ def _softmax(n: int) -> Call:
 
 
 def _performer(n: int) -> Call:
-    from performer_pytorch import FastAttention
-
-    attend = FastAttention(dim_heads=DIM, nb_features=256)
+    attend = import_module("performer_pytorch").FastAttention(dim_heads=DIM, nb_features=256)
     inputs = tokens(n)
 
     def call() -> Tensor:
@@ -92,9 +91,7 @@ def _performer(n: int) -> Call:
 
 
 def _reformer(n: int) -> Call:
-    from reformer_pytorch import LSHAttention
-
-    attend = LSHAttention(bucket_size=64, n_hashes=8, causal=False)
+    attend = import_module("reformer_pytorch").LSHAttention(bucket_size=64, n_hashes=8, causal=False)
     query, _, value = (x[:, 0] for x in tokens(n))
 
     def call() -> Tensor:
@@ -105,9 +102,7 @@ def _reformer(n: int) -> Call:
 
 
 def _linformer(n: int) -> Call:
-    from linformer import LinformerSelfAttention
-
-    attend = LinformerSelfAttention(dim=DIM, seq_len=n, heads=1, k=256)
+    attend = import_module("linformer").LinformerSelfAttention(dim=DIM, seq_len=n, heads=1, k=256)
     tokens_in = tokens(n)[0][:, 0]
 
     def call() -> Tensor:
