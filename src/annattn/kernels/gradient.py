@@ -8,7 +8,7 @@ Three routes to the same sums: all pairs at once (short inputs), bucket by bucke
 small to be worth a matrix product. With a constant w, large buckets need no pairs at all: Σ_j k_j v_jᵀ and Σ_j k_j do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -72,7 +72,7 @@ def query_key_gradient(
     slope: Slope,
 ) -> tuple[Tensor, Tensor]:
     """dL/dquery and dL/dkey of `average`, by whichever route is cheapest."""
-    heads, share, _ = heads_and_shares(query_codes, key_codes)
+    _, share, _ = heads_and_shares(query_codes, key_codes)
     n, m = query.shape[2], key.shape[2]
     grad_query, grad_key = torch.zeros_like(query, dtype=grad.dtype), torch.zeros_like(key, dtype=grad.dtype)
     if not query.numel() or not key.numel():
@@ -81,22 +81,13 @@ def query_key_gradient(
     unit_key, key_norm = _unit(key.to(grad.dtype))
     weight, level = _scaled(grad, out, count)
     position = torch.arange(n, device=query.device) + (m - n) if is_causal else None
-    for batch in range(query.shape[0]):
-        for head in range(heads):
-            mine = slice(head * share, (head + 1) * share)
-            rows = _Rows(
-                unit_query[batch, mine].flatten(0, 1),
-                unit_key[batch, head],
-                value[batch, head].to(grad.dtype),
-                weight[batch, mine].flatten(0, 1),
-                level[batch, mine].flatten(),
-            )
-            horizon = None if position is None else position.repeat(share)
-            codes = query_codes[batch, mine].flatten(0, 1), key_codes[batch, head]
-            route = _all_pairs if share * n * m <= _ALL_PAIRS else _by_bucket
-            to_query, to_key = route(rows, *codes, horizon, slope)
-            grad_query[batch, mine] = to_query.reshape(share, n, -1)
-            grad_key[batch, head] = to_key
+    for batch, head, mine, rows in _groups(unit_query, unit_key, value.to(grad.dtype), weight, level):
+        horizon = None if position is None else position.repeat(share)
+        codes = query_codes[batch, mine].flatten(0, 1), key_codes[batch, head]
+        route = _all_pairs if share * n * m <= _ALL_PAIRS else _by_bucket
+        to_query, to_key = route(rows, *codes, horizon, slope)
+        grad_query[batch, mine] = to_query.reshape(share, n, -1)
+        grad_key[batch, head] = to_key
     return _tangent(grad_query, unit_query, query_norm), _tangent(grad_key, unit_key, key_norm)
 
 
@@ -104,30 +95,31 @@ def latest_gradient(
     query: Tensor, key: Tensor, value: Tensor, newest: Tensor, grad: Tensor, out: Tensor, *, slope: Slope
 ) -> tuple[Tensor, Tensor]:
     """The same for latest-match attention, whose pairs are each query with the newest key of each of its buckets."""
-    heads, share, _ = heads_and_shares(newest, key)
     grad_query, grad_key = torch.zeros_like(query, dtype=grad.dtype), torch.zeros_like(key, dtype=grad.dtype)
     if not query.numel() or not key.numel():
         return grad_query, grad_key
     unit_query, query_norm = _unit(query.to(grad.dtype))
     unit_key, key_norm = _unit(key.to(grad.dtype))
     weight, level = _scaled(grad, out, (newest >= 0).sum(-1))
+    for batch, head, mine, rows in _groups(unit_query, unit_key, value.to(grad.dtype), weight, level):
+        at = newest[batch, mine].flatten(0, 1)
+        sums = _Sums(rows)
+        sums.add_pairs((at >= 0).nonzero()[:, 0], at[at >= 0], slope)
+        grad_query[batch, mine] = sums.query.reshape(grad_query[batch, mine].shape)
+        grad_key[batch, head] = sums.key
+    return _tangent(grad_query, unit_query, query_norm), _tangent(grad_key, unit_key, key_norm)
+
+
+def _groups(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, level: Tensor
+) -> Iterator[tuple[int, int, slice, _Rows]]:
+    """Every key head of every batch row, with the query heads it serves and the rows of both."""
+    heads, share, _ = heads_and_shares(query, key)
     for batch in range(query.shape[0]):
         for head in range(heads):
             mine = slice(head * share, (head + 1) * share)
-            rows = _Rows(
-                unit_query[batch, mine].flatten(0, 1),
-                unit_key[batch, head],
-                value[batch, head].to(grad.dtype),
-                weight[batch, mine].flatten(0, 1),
-                level[batch, mine].flatten(),
-            )
-            at = newest[batch, mine].flatten(0, 1)
-            met = (at >= 0).nonzero()
-            sums = _Sums(rows)
-            sums.add_pairs(met[:, 0], at[at >= 0], slope)
-            grad_query[batch, mine] = sums.query.reshape(share, query.shape[2], -1)
-            grad_key[batch, head] = sums.key
-    return _tangent(grad_query, unit_query, query_norm), _tangent(grad_key, unit_key, key_norm)
+            unit, push, height = (x[batch, mine].flatten(0, 1) for x in (query, weight, level))
+            yield batch, head, mine, _Rows(unit, key[batch, head], value[batch, head], push, height)
 
 
 def _scaled(grad: Tensor, out: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
