@@ -59,7 +59,7 @@ def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Codes in one table that are equal exactly when rows are."""
     family = Identity(query.shape[-1])
     for x in (query, key):
-        family.sample(tables=1, hashes=1)._check(x)
+        family.check_rows(x)
     heads, share, _ = heads_and_shares(query, key)
     n, m = query.shape[2], key.shape[2]
     query_codes, key_codes = _empty(*query.shape[:3], 1), _empty(*key.shape[:3], 1)
@@ -186,8 +186,8 @@ class _Chunk:
     def add(self, run: Run, order: int, total: np.ndarray, count: np.ndarray) -> None:
         """Add these tables to the totals: fill, then read; causal, fill and read in one scan."""
         m = self.sources.shape[1]
-        # As many blocks as hold no more sums than there are values, whatever the threads. Sums are kept in float64, so
-        # that they do not drift however many values a bucket holds.
+        # As many blocks as hold no more sums than there are values, whatever the threads. Strips of rows add up in the
+        # dtype of the values and strips in float64, so that rounding grows with the strip, not with the bucket.
         rows = _BLOCK if order else 4 * _BLOCK  # without a scan the tables are pieces enough for a while
         blocks = min(_BLOCKS, max(1, m // max(rows, 2 * self.tables * self.slots)))
         edges = [m * block // blocks for block in range(blocks + 1)]
@@ -271,7 +271,7 @@ def _numbered(targets: np.ndarray, sources: np.ndarray, run: Run) -> tuple[np.nd
 
 
 def _hash_rows(hasher: Hasher, x: Tensor) -> Tensor:
-    hasher._check(x)
+    hasher.family.check_rows(x)
     x = x.detach().float()
     batch, heads, n, dim = x.shape
     codes = _empty(batch, heads, n, hasher.tables)

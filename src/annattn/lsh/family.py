@@ -92,6 +92,18 @@ class HashFamily(ABC):
         """Whether rows of this dtype can be hashed."""
         return dtype.is_floating_point
 
+    def check_rows(self, x: Tensor) -> None:
+        """Raise InputError unless these are rows (…, n, dim) of a dtype the family accepts."""
+        if x.ndim < 2 or x.shape[-1] != self.dim:
+            raise InputError(
+                "rows to hash",
+                given=f"shape {tuple(x.shape)}",
+                expected=f"(..., n, {self.dim})",
+                hint=f"they are hashed by {self}",
+            )
+        if not self.accepts(x.dtype):
+            raise InputError("rows to hash", given=x.dtype, expected=self.accepted, hint="call .float()")
+
     def sensitivity(self, radius: float, approximation: float) -> Sensitivity:
         """The (r, cr, p1, p2) of the paper's definition at this radius r and approximation factor c.
 

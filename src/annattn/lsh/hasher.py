@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from annattn.errors import InputError, WideCodeError
+from annattn.errors import WideCodeError
 
 if TYPE_CHECKING:
     from annattn.lsh.family import HashFamily
@@ -91,7 +91,7 @@ class Hasher:
 
         Raises WideCodeError when the z values of some row do not fit 63 bits; `together` has no such limit.
         """
-        self._check(x)
+        self.family.check_rows(x)
         codes, wide = self._packed(x)
         if wide:
             raise WideCodeError(
@@ -112,7 +112,7 @@ class Hasher:
         True
         """
         for x in inputs:
-            self._check(x)
+            self.family.check_rows(x)
         packed = []
         for x in inputs:
             codes, wide = self._packed(x)
@@ -128,7 +128,7 @@ class Hasher:
         >>> aa.lsh.Hyperplane(4).sample(tables=2, hashes=3).digits(torch.zeros(1, 4)).tolist()
         [[[1, 1, 1], [1, 1, 1]]]
         """
-        self._check(x)
+        self.family.check_rows(x)
         flat = self.family.evaluate(self.parameters, x.reshape(-1, self.dim))
         return flat.reshape(*x.shape[:-1], self.tables, self.hashes * self.family.digits_per_hash)
 
@@ -140,17 +140,6 @@ class Hasher:
         [True, False]
         """
         return self.family.hashable(x)
-
-    def _check(self, x: Tensor) -> None:
-        if x.ndim < 2 or x.shape[-1] != self.dim:
-            raise InputError(
-                "rows to hash",
-                given=f"shape {tuple(x.shape)}",
-                expected=f"(..., n, {self.dim})",
-                hint=f"this hasher was drawn from {self.family}",
-            )
-        if not self.family.accepts(x.dtype):
-            raise InputError("rows to hash", given=x.dtype, expected=self.family.accepted, hint="call .float()")
 
     def _packed(self, x: Tensor) -> tuple[Tensor, bool]:
         """Packed codes, and whether some tuple did not fit (the codes then mean nothing)."""
