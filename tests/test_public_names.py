@@ -5,8 +5,9 @@ import annattn as aa
 
 PUBLIC = {
     "AnnaReport", "BucketCache", "Plan", "anna_attention", "attention", "check_anna", "errors",
-    "exact_match_attention", "kernels", "latest_match_attention", "low_rank_attention", "lsh", "mpc", "plan",
-    "reformer_attention", "softmax_attention", "tasks",
+    "exact_match_attention", "expected_collision_attention", "expected_latest_attention", "kernels",
+    "latest_match_attention", "low_rank_attention", "lsh", "mpc", "nn", "plan", "reformer_attention",
+    "softmax_attention", "tasks",
 }  # fmt: skip
 
 

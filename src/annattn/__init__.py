@@ -1,12 +1,14 @@
 """Fast attention by nearest-neighbour hashing, and its equivalence with massively parallel computation."""
 
-from annattn import attention, errors, kernels, lsh, mpc, tasks
+from annattn import attention, errors, kernels, lsh, mpc, nn, tasks
 from annattn.attention import (
     AnnaReport,
     Plan,
     anna_attention,
     check_anna,
     exact_match_attention,
+    expected_collision_attention,
+    expected_latest_attention,
     latest_match_attention,
     low_rank_attention,
     plan,
@@ -26,11 +28,14 @@ __all__ = [
     "check_anna",
     "errors",
     "exact_match_attention",
+    "expected_collision_attention",
+    "expected_latest_attention",
     "kernels",
     "latest_match_attention",
     "low_rank_attention",
     "lsh",
     "mpc",
+    "nn",
     "plan",
     "reformer_attention",
     "softmax_attention",

@@ -10,6 +10,7 @@ from annattn.attention import reference
 from annattn.attention.anna import anna_attention
 from annattn.attention.definition import AnnaReport, check_anna
 from annattn.attention.exact_match import exact_match_attention
+from annattn.attention.expected import expected_collision_attention, expected_latest_attention
 from annattn.attention.latest_match import latest_match_attention
 from annattn.attention.low_rank import low_rank_attention
 from annattn.attention.plan import Plan, plan
@@ -25,6 +26,8 @@ __all__ = [
     "anna_attention",
     "check_anna",
     "exact_match_attention",
+    "expected_collision_attention",
+    "expected_latest_attention",
     "latest_match_attention",
     "low_rank_attention",
     "plan",
@@ -42,12 +45,14 @@ class Mechanism:
     weights: the matrix w_ij of one head by `reference`, called (query, key, seen, **options).
     options: sensible options for a head dimension.
     always_causal: there is no `is_causal` to pass.
+    by_angle: weights depend on angles, which for nearly equal rows the cosine tells to √eps only.
     """
 
     attend: Callable[..., Tensor]
     weights: Callable[..., Tensor]
     options: Callable[[int], dict[str, Any]]
     always_causal: bool = False
+    by_angle: bool = False
 
 
 MECHANISMS: dict[str, Mechanism] = {
@@ -60,6 +65,19 @@ MECHANISMS: dict[str, Mechanism] = {
         reference.latest_match_weights,
         lambda dim: {"hasher": Hyperplane(dim).sample(tables=8, hashes=4)},
         always_causal=True,
+    ),
+    "expected_collision": Mechanism(
+        expected_collision_attention,
+        reference.expected_collision_weights,
+        lambda dim: {"family": Hyperplane(dim), "hashes": 4},
+        by_angle=True,
+    ),
+    "expected_latest": Mechanism(
+        expected_latest_attention,
+        reference.expected_latest_weights,
+        lambda dim: {"family": Hyperplane(dim), "hashes": 4},
+        always_causal=True,
+        by_angle=True,
     ),
     "softmax": Mechanism(softmax_attention, reference.softmax_weights, lambda dim: {"beta": 1.0}),
     "low_rank": Mechanism(low_rank_attention, reference.low_rank_weights, lambda dim: {}),

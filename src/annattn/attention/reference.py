@@ -7,7 +7,7 @@ hash tables as dicts, so nothing here shares code with the kernels. `weights` fu
 import torch
 from torch import Tensor
 
-from annattn.lsh import Hasher
+from annattn.lsh import Hasher, HashFamily
 
 __all__ = [
     "algorithm_1",
@@ -15,6 +15,8 @@ __all__ = [
     "attend",
     "collision_counts",
     "exact_match_weights",
+    "expected_collision_weights",
+    "expected_latest_weights",
     "latest_match_weights",
     "linear_memory",
     "low_rank_weights",
@@ -158,6 +160,37 @@ def softmax_weights(query: Tensor, key: Tensor, seen: Tensor, *, beta: float) ->
     return _normalised(torch.exp(beta * (unit[0] @ unit[1].T)) * seen)
 
 
+def expected_collision_weights(query: Tensor, key: Tensor, seen: Tensor, *, family: HashFamily, hashes: int) -> Tensor:
+    """Pr[g_u(q_i) = g_u(k_j)] = p^z at the distance of the unit vectors, normalised over the keys seen.
+
+    >>> import annattn as aa
+    >>> x = torch.eye(2)
+    >>> expected_collision_weights(x, x, visible(2, 2), family=aa.lsh.Hyperplane(2), hashes=2)
+    tensor([[0.8000, 0.2000],
+            [0.2000, 0.8000]], dtype=torch.float64)
+    """
+    return _normalised(_probabilities(query, key, family, hashes) * seen)
+
+
+def expected_latest_weights(query: Tensor, key: Tensor, seen: Tensor, *, family: HashFamily, hashes: int) -> Tensor:
+    """Pr[k_j meets q_i and no later key seen does], each key with its own independent chance.
+
+    >>> import annattn as aa
+    >>> x = torch.eye(2)
+    >>> expected_latest_weights(x, x, visible(2, 2), family=aa.lsh.Hyperplane(2), hashes=1)
+    tensor([[0.5000, 0.5000],
+            [0.0000, 1.0000]], dtype=torch.float64)
+    """
+    meets = _probabilities(query, key, family, hashes) * seen
+    weights = torch.zeros_like(meets)
+    for i in range(len(query)):
+        none_later = 1.0
+        for j in reversed(range(len(key))):
+            weights[i, j] = meets[i, j] * none_later
+            none_later *= 1 - meets[i, j].item()
+    return weights
+
+
 def low_rank_weights(query: Tensor, key: Tensor, seen: Tensor) -> Tensor:
     """Q'(X) K'(X)ᵀ, which the Definition does not normalise.
 
@@ -194,6 +227,16 @@ def attend(weights: Tensor, value: Tensor) -> Tensor:
     """
     terms = weights.double()[:, :, None] * value.double()[None]
     return torch.where(weights[:, :, None] == 0, 0.0, terms).sum(1)
+
+
+def _probabilities(query: Tensor, key: Tensor, family: HashFamily, hashes: int) -> Tensor:
+    """p^z of every pair, by the family's stated probability at the distance of the rows scaled to unit norm."""
+    query, key = (x.double() / x.double().norm(dim=1, keepdim=True).clamp(min=1e-12) for x in (query, key))
+    found = torch.zeros(len(query), len(key), dtype=torch.float64)
+    for i in range(len(query)):
+        for j in range(len(key)):
+            found[i, j] = family.collision_probability((query[i] - key[j]).norm().item()) ** hashes
+    return found
 
 
 def _tuples(rows: Tensor, hasher: Hasher) -> list[list[object]]:

@@ -83,6 +83,13 @@ class CrossPolytope(HashFamily):
         slope = slopes[right - 1] + share * (slopes[right] - slopes[right - 1])
         return (slope / torch.sin(place)).to(cosine.dtype)
 
+    def _log_values(self, cosine: Tensor) -> Tensor:
+        edges, logs = _log_grid(self)
+        place = torch.acos(cosine.double().clamp(-1, 1))
+        right = torch.searchsorted(edges, place.contiguous()).clamp(1, len(edges) - 1)
+        share = (place - edges[right - 1]) / (edges[right] - edges[right - 1])
+        return (logs[right - 1] + share * (logs[right] - logs[right - 1])).clamp(max=0).to(cosine.dtype)
+
     def draw(self, random: np.random.RandomState, functions: int) -> tuple[np.ndarray, ...]:
         """Gaussian matrices (functions, axes, dim), or signs (functions, 3, axes)."""
         if self.rotation == "dense":
@@ -103,11 +110,16 @@ class CrossPolytope(HashFamily):
 
 
 @lru_cache(maxsize=64)
-def _slope_grid(family: CrossPolytope) -> tuple[Tensor, Tensor]:
-    """Angles, and −d log p / d angle at them; beyond the angle where p is too small to be known, the last known."""
+def _log_grid(family: CrossPolytope) -> tuple[Tensor, Tensor]:
+    """Angles, and log p at them; beyond the angle where p is too small to be known, the last known."""
     edges = torch.linspace(1e-3, math.pi - 1e-3, 65, dtype=torch.float64)
     known = [max(family.collision_probability(2 * math.sin(angle / 2)), 1e-5) for angle in edges.tolist()]
-    logs = torch.tensor(known, dtype=torch.float64).log()
+    return edges, torch.tensor(known, dtype=torch.float64).log()
+
+
+def _slope_grid(family: CrossPolytope) -> tuple[Tensor, Tensor]:
+    """Angles, and −d log p / d angle at them."""
+    edges, logs = _log_grid(family)
     return (edges[1:] + edges[:-1]) / 2, -logs.diff() / edges.diff()
 
 

@@ -73,6 +73,24 @@ class HashFamily(ABC):
         """D log p / d cosine of one hash, where the collision probability p is a function of the cosine; else None."""
         return None
 
+    def log_probability(self, cosine: Tensor) -> Tensor | None:
+        """Log of one hash's collision probability, where that is a function of the cosine; else None.
+
+        Its derivative is `log_slope`, which stays finite at cosine 1.
+
+        >>> import annattn as aa
+        >>> aa.lsh.Hyperplane(8).log_probability(torch.tensor([1.0, 0.0])).exp()
+        tensor([1.0000, 0.5000])
+        """
+        value, slope = self._log_values(cosine.detach()), self.log_slope(cosine.detach())
+        if value is None or slope is None:
+            return None
+        return value + slope * (cosine - cosine.detach())
+
+    def _log_values(self, cosine: Tensor) -> Tensor | None:
+        """The numbers of `log_probability`, without a derivative."""
+        return None
+
     @property
     def linear_slope(self) -> float:
         """One number to stand for `log_slope` everywhere: its value at the right angle, or a better one."""

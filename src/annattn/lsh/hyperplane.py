@@ -46,6 +46,11 @@ class Hyperplane(HashFamily):
         safe = cosine.clamp(-1 + _POLE, 1 - _POLE)
         return 1 / (torch.sqrt(1 - safe**2) * (math.pi - torch.acos(safe)))
 
+    def _log_values(self, cosine: Tensor) -> Tensor:
+        # At −1 the probability is zero; a logarithm of about −14 stands for that, as everywhere near it.
+        angle = torch.acos(cosine.clamp(-1 + _POLE, 1))
+        return torch.log1p(-angle / math.pi)
+
     @property
     def linear_slope(self) -> float:
         """½, below `log_slope` everywhere (the lower bound of YOSO attention)."""

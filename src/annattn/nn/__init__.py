@@ -1,0 +1,31 @@
+"""Transformers over the mechanisms of `attention`, and their checkpoints."""
+
+from annattn.nn.checkpoint import load_model, save_model
+from annattn.nn.mechanisms import (
+    ATTENTIONS,
+    AnnaConfig,
+    AttentionConfig,
+    ExactMatchConfig,
+    ExpectedCollisionConfig,
+    ExpectedLatestConfig,
+    LatestMatchConfig,
+    LowRankConfig,
+    SoftmaxConfig,
+)
+from annattn.nn.transformer import Transformer, TransformerConfig
+
+__all__ = [
+    "ATTENTIONS",
+    "AnnaConfig",
+    "AttentionConfig",
+    "ExactMatchConfig",
+    "ExpectedCollisionConfig",
+    "ExpectedLatestConfig",
+    "LatestMatchConfig",
+    "LowRankConfig",
+    "SoftmaxConfig",
+    "Transformer",
+    "TransformerConfig",
+    "load_model",
+    "save_model",
+]

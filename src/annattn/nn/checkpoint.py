@@ -1,0 +1,146 @@
+"""Checkpoints: weights as safetensors, everything else as JSON beside them; written whole or not at all."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from annattn.errors import InputError
+from annattn.nn.mechanisms import read_attention, write_attention
+from annattn.nn.transformer import Transformer, TransformerConfig
+
+__all__ = ["load_model", "read_config", "read_tensors", "save_model", "write_config", "write_json", "write_tensors"]
+
+FORMAT = 1
+
+
+def save_model(model: Transformer, path: str | Path, *, notes: dict[str, Any] | None = None) -> Path:
+    """Write `path`.safetensors and `path`.json: the weights, and the config with any notes (command, seed, errors).
+
+    >>> import tempfile
+    >>> config = TransformerConfig(input_vocab=4, target_vocab=2, length=8, dim=8)
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> path = save_model(Transformer(config), Path(folder.name) / "tiny", notes={"seed": 0})
+    >>> load_model(path).config == config
+    True
+    >>> folder.cleanup()
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The weights first: a JSON that is there promises weights that are there.
+    write_tensors(model.state_dict(), path.with_name(path.name + ".safetensors"))
+    data = {"format": FORMAT, "model": write_config(model.config), "notes": notes or {}}
+    write_json(data, path.with_name(path.name + ".json"))
+    return path
+
+
+def load_model(path: str | Path) -> Transformer:
+    """The model saved at `path`, with or without its suffix; a wrong or damaged file is an InputError naming it."""
+    path = Path(path)
+    if path.suffix in (".json", ".safetensors"):
+        path = path.with_suffix("")
+    described = path.with_name(path.name + ".json")
+    try:
+        data = json.loads(described.read_text())
+    except FileNotFoundError:
+        raise InputError("checkpoint", given=str(described), expected="a file that exists") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as wrong:
+        raise InputError("checkpoint", given=str(described), expected="JSON", hint=str(wrong)) from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise InputError(f"format of {described}", given=found, expected=str(FORMAT))
+    model = Transformer(read_config(data.get("model"), str(described)))
+    weights = path.with_name(path.name + ".safetensors")
+    load_tensors(model, read_tensors(weights), str(weights))
+    return model
+
+
+def load_tensors(model: Transformer, tensors: dict[str, Tensor], where: str) -> None:
+    """Give a model these weights, or say which of them do not fit.
+
+    >>> config = TransformerConfig(input_vocab=4, target_vocab=2, length=8, dim=8)
+    >>> load_tensors(Transformer(config), Transformer(config, seed=1).state_dict(), "memory")
+    """
+    wanted = model.state_dict()
+    missing, extra = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
+    if missing or extra:
+        raise InputError(
+            f"weights of {where}", given=f"missing {missing[:3]}, unknown {extra[:3]}", expected="those of its config"
+        )
+    for name, tensor in tensors.items():
+        if tensor.shape != wanted[name].shape or tensor.dtype != wanted[name].dtype:
+            raise InputError(
+                f"{name} of {where}",
+                given=f"{tensor.dtype} {tuple(tensor.shape)}",
+                expected=f"{wanted[name].dtype} {tuple(wanted[name].shape)}",
+            )
+        if not tensor.isfinite().all():
+            raise InputError(f"{name} of {where}", given="NaN or infinity", expected="finite numbers")
+    model.load_state_dict(tensors)
+
+
+def write_config(config: TransformerConfig) -> dict[str, Any]:
+    """A config as JSON-ready data.
+
+    >>> write_config(TransformerConfig(input_vocab=4, target_vocab=2, length=8))["attention"]
+    [{'mechanism': 'softmax', 'beta': 1.0}]
+    """
+    data = asdict(config)
+    data["attention"] = [write_attention(mechanism) for mechanism in config.attention]
+    data["recency"] = list(config.recency)
+    return data
+
+
+def read_config(data: Any, where: str = "config") -> TransformerConfig:
+    """The inverse of `write_config`.
+
+    >>> config = TransformerConfig(input_vocab=4, target_vocab=2, length=8)
+    >>> read_config(write_config(config)) == config
+    True
+    """
+    try:
+        options = dict(data)
+        options["attention"] = tuple(read_attention(mechanism) for mechanism in options["attention"])
+        return TransformerConfig(**options)
+    except InputError as wrong:
+        raise InputError(
+            f"model of {where}", given="a config that does not hold together", expected=str(wrong)
+        ) from None
+    except (TypeError, KeyError, ValueError) as wrong:
+        raise InputError(f"model of {where}", given=repr(wrong), expected="the fields of TransformerConfig") from None
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write safetensors under another name, then rename: a reader finds the old file or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
+    os.replace(partial, path)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or an InputError that names it."""
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise InputError("weights", given=str(path), expected="a file that exists") from None
+    except (SafetensorError, OSError, ValueError, KeyError) as wrong:
+        raise InputError("weights", given=str(path), expected="a whole safetensors file", hint=str(wrong)) from None
+
+
+def write_json(data: Any, path: Path) -> None:
+    """Write JSON under another name, then rename.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_json({"a": 1}, Path(folder) / "x.json")
+    ...     json.loads((Path(folder) / "x.json").read_text())
+    {'a': 1}
+    """
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(data, indent=2) + "\n")
+    os.replace(partial, path)

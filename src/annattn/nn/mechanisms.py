@@ -1,0 +1,299 @@
+"""Which attention a layer uses: one frozen description a mechanism, and the dict `ATTENTIONS` of them all.
+
+A description is data (it goes into a checkpoint's JSON), and `bind` makes it a function of queries, keys and values.
+Every mechanism looks at queries and keys by their directions alone, low rank and exact match excepted, so weights
+trained with one can run with another.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from annattn.attention import (
+    anna_attention,
+    exact_match_attention,
+    expected_collision_attention,
+    expected_latest_attention,
+    latest_match_attention,
+    low_rank_attention,
+    softmax_attention,
+)
+from annattn.errors import InputError
+from annattn.lsh import CrossPolytope, HashFamily, Hyperplane
+
+__all__ = [
+    "ANGULAR",
+    "ATTENTIONS",
+    "AnnaConfig",
+    "Attend",
+    "AttentionConfig",
+    "ExactMatchConfig",
+    "ExpectedCollisionConfig",
+    "ExpectedLatestConfig",
+    "LatestMatchConfig",
+    "LowRankConfig",
+    "SoftmaxConfig",
+    "angular",
+    "read_attention",
+    "write_attention",
+]
+
+Attend = Callable[[Tensor, Tensor, Tensor, bool, Tensor | None], Tensor]
+Gradient = Literal["expected", "exact", "linear", "none"]
+
+# The families whose collision probability is a function of the angle, by the name a description calls them.
+ANGULAR: dict[str, Callable[[int], HashFamily]] = {
+    "hyperplane": Hyperplane,
+    "cross_polytope": lambda dim: CrossPolytope(dim, rotation="structured" if dim >= 16 else "dense"),
+}
+
+
+@dataclass(frozen=True)
+class AttentionConfig(ABC):
+    """What one layer attends with."""
+
+    @abstractmethod
+    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+        """The mechanism as a function (query, key, value, is_causal, key_mask); `seed` overrides the description's.
+
+        Layers with the same description draw different hash functions.
+        """
+
+    @property
+    def needs_causal(self) -> bool:
+        """Whether the mechanism has no form that sees the future."""
+        return False
+
+
+@dataclass(frozen=True)
+class SoftmaxConfig(AttentionConfig):
+    """The paper's trainable surrogate: softmax(β ⟨q, k⟩) of unit vectors.
+
+    >>> SoftmaxConfig(beta=0.1)
+    SoftmaxConfig(beta=0.1)
+    """
+
+    beta: float = 1.0
+
+    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+        """`softmax_attention`."""
+        return lambda q, k, v, is_causal, mask: softmax_attention(
+            q, k, v, beta=self.beta, is_causal=is_causal, key_mask=mask
+        )
+
+
+@dataclass(frozen=True)
+class _Hashed(AttentionConfig):
+    family: str = "hyperplane"
+    tables: int = 8
+    hashes: int = 8
+    seed: int = 0
+    gradient: Gradient = "linear"
+
+    def __post_init__(self) -> None:
+        angular(self.family, 2)
+        if self.gradient not in ("expected", "exact", "linear", "none"):
+            raise InputError(
+                "gradient", given=repr(self.gradient), expected='one of "expected", "exact", "linear", "none"'
+            )
+
+    def _hasher(self, head_dim: int, layer: int, seed: int | None):
+        stream = np.random.SeedSequence([self.seed if seed is None else seed, layer])
+        drawn = int(stream.generate_state(1, np.uint32)[0])
+        return angular(self.family, head_dim).sample(tables=self.tables, hashes=self.hashes, seed=drawn)
+
+
+@dataclass(frozen=True)
+class AnnaConfig(_Hashed):
+    """`anna_attention` with ℓ = `tables` and z = `hashes`.
+
+    `gradient="expected"` is for training: hashing forward, and for queries and keys the gradient of
+    `expected_collision_attention` backward. It reaches the pairs that did not collide too, and costs n² time.
+
+    >>> AnnaConfig(tables=32, hashes=4).family
+    'hyperplane'
+    """
+
+    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+        """`anna_attention` with hash functions of the seed and the layer."""
+        hasher = self._hasher(head_dim, layer, seed)
+        if self.gradient == "expected":
+            expected = ExpectedCollisionConfig(self.family, self.hashes).bind(head_dim, layer)
+            hashed: Attend = lambda q, k, v, is_causal, mask: anna_attention(  # noqa: E731
+                q, k, v, hasher, is_causal=is_causal, key_mask=mask, gradient="none"
+            )
+            return partial(_straight_through, hashed, expected)
+        gradient = self.gradient
+        return lambda q, k, v, is_causal, mask: anna_attention(
+            q, k, v, hasher, is_causal=is_causal, key_mask=mask, gradient=gradient
+        )
+
+
+@dataclass(frozen=True)
+class LatestMatchConfig(_Hashed):
+    """`latest_match_attention`: beyond the paper, causal, each bucket keeps its newest value.
+
+    >>> LatestMatchConfig().needs_causal
+    True
+    """
+
+    needs_causal = True
+
+    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+        """`latest_match_attention` with hash functions of the seed and the layer."""
+        hasher = self._hasher(head_dim, layer, seed)
+        if self.gradient == "expected":
+            expected = ExpectedLatestConfig(self.family, self.hashes).bind(head_dim, layer)
+            hashed: Attend = lambda q, k, v, is_causal, mask: latest_match_attention(  # noqa: E731
+                q, k, v, hasher, key_mask=mask, gradient="none"
+            )
+            return partial(_straight_through, hashed, expected)
+        gradient = self.gradient
+        return lambda q, k, v, is_causal, mask: latest_match_attention(
+            q, k, v, hasher, key_mask=mask, gradient=gradient
+        )
+
+
+@dataclass(frozen=True)
+class ExactMatchConfig(AttentionConfig):
+    """`exact_match_attention`: queries and keys that are equal, bit for bit.
+
+    >>> ExactMatchConfig()
+    ExactMatchConfig()
+    """
+
+    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+        """`exact_match_attention`."""
+        return lambda q, k, v, is_causal, mask: exact_match_attention(q, k, v, is_causal=is_causal, key_mask=mask)
+
+
+@dataclass(frozen=True)
+class ExpectedCollisionConfig(AttentionConfig):
+    """`expected_collision_attention`: ANNA with infinitely many tables.
+
+    >>> ExpectedCollisionConfig(hashes=4).hashes
+    4
+    """
+
+    family: str = "hyperplane"
+    hashes: int = 8
+
+    def __post_init__(self) -> None:
+        angular(self.family, 2)
+
+    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+        """`expected_collision_attention`."""
+        family = angular(self.family, head_dim)
+        return lambda q, k, v, is_causal, mask: expected_collision_attention(
+            q, k, v, family=family, hashes=self.hashes, is_causal=is_causal, key_mask=mask
+        )
+
+
+@dataclass(frozen=True)
+class ExpectedLatestConfig(AttentionConfig):
+    """`expected_latest_attention`: what `LatestMatchConfig` gives on average.
+
+    >>> ExpectedLatestConfig(hashes=4).needs_causal
+    True
+    """
+
+    family: str = "hyperplane"
+    hashes: int = 8
+    needs_causal = True
+
+    def __post_init__(self) -> None:
+        angular(self.family, 2)
+
+    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+        """`expected_latest_attention`."""
+        family = angular(self.family, head_dim)
+        return lambda q, k, v, is_causal, mask: expected_latest_attention(
+            q, k, v, family=family, hashes=self.hashes, key_mask=mask
+        )
+
+
+@dataclass(frozen=True)
+class LowRankConfig(AttentionConfig):
+    """`low_rank_attention` with the features elu(x) + 1 of queries and keys, divided by the sum of the weights.
+
+    >>> LowRankConfig()
+    LowRankConfig()
+    """
+
+    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+        """`low_rank_attention`, its weights made to sum to one."""
+        return _linear_attention
+
+
+ATTENTIONS: dict[str, type[AttentionConfig]] = {
+    "softmax": SoftmaxConfig,
+    "anna": AnnaConfig,
+    "latest_match": LatestMatchConfig,
+    "exact_match": ExactMatchConfig,
+    "expected_collision": ExpectedCollisionConfig,
+    "expected_latest": ExpectedLatestConfig,
+    "low_rank": LowRankConfig,
+}
+
+
+def write_attention(config: AttentionConfig) -> dict[str, Any]:
+    """A description as JSON-ready data.
+
+    >>> write_attention(SoftmaxConfig(beta=2.0))
+    {'mechanism': 'softmax', 'beta': 2.0}
+    """
+    (name,) = (name for name, kind in ATTENTIONS.items() if kind is type(config))
+    return {"mechanism": name, **asdict(config)}
+
+
+def read_attention(data: dict[str, Any]) -> AttentionConfig:
+    """The inverse of `write_attention`; what it does not know is an error.
+
+    >>> read_attention({"mechanism": "softmax", "beta": 2.0})
+    SoftmaxConfig(beta=2.0)
+    """
+    options = dict(data)
+    name = options.pop("mechanism", None)
+    if name not in ATTENTIONS:
+        raise InputError("mechanism", given=repr(name), expected=f"one of {', '.join(ATTENTIONS)}")
+    kind = ATTENTIONS[name]
+    unknown = sorted(set(options) - {field.name for field in fields(kind)})
+    if unknown:
+        raise InputError(f"options of {name}", given=unknown, expected=f"those of {kind.__name__}")
+    return kind(**options)
+
+
+def angular(name: str, dim: int) -> HashFamily:
+    """The family of this name for heads of this width.
+
+    >>> angular("hyperplane", 4)
+    Hyperplane(dim=4)
+    """
+    if name not in ANGULAR:
+        raise InputError("family", given=repr(name), expected=f"one of {', '.join(ANGULAR)}")
+    return ANGULAR[name](dim)
+
+
+def _straight_through(
+    hashed: Attend, expected: Attend, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None
+) -> Tensor:
+    """The hashed output, with its exact gradient for values and the expected output's for queries and keys."""
+    out = hashed(q.detach(), k.detach(), v, is_causal, mask)
+    if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)):
+        return out
+    smooth = expected(q, k, v.detach(), is_causal, mask)
+    return out + (smooth - smooth.detach())
+
+
+def _linear_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:
+    features = (torch.nn.functional.elu(x) + 1 for x in (q, k))
+    summed = low_rank_attention(
+        *features, torch.cat([v, torch.ones_like(v[..., :1])], dim=-1), is_causal=is_causal, key_mask=mask
+    )
+    return summed[..., :-1] / summed[..., -1:].clamp(min=1e-6)

@@ -1,0 +1,228 @@
+"""The transformer of the paper's experiments: embeddings, pre-norm blocks, and one mechanism a layer."""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from annattn.errors import InputError
+from annattn.nn.mechanisms import AttentionConfig, SoftmaxConfig
+
+__all__ = ["Transformer", "TransformerConfig"]
+
+_LARGEST_POWER = 120  # of two, either way, that leaves a value inside float32
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes of a transformer, and the mechanism of each of its layers.
+
+    - positions: "learned" rows up to `length`; "sinusoidal" has no end; "none".
+    - recency: for each layer, 0 or the rate of position-coded values. With rate a, the value at position j is
+      multiplied by 2^(a·j), and what a head reads is scaled to unit length: among the keys it meets, the latest
+      outweighs all before it. Element-wise functions, so still the paper's transformer. A layer with a rate reads at
+      most 240/a positions in float32.
+
+    >>> config = TransformerConfig(input_vocab=10, target_vocab=2, length=32, dim=64, attention=(SoftmaxConfig(),) * 2)
+    >>> config.layers, config.head_dim
+    (2, 64)
+    """
+
+    input_vocab: int
+    target_vocab: int
+    length: int
+    dim: int = 64
+    heads: int = 1
+    attention: tuple[AttentionConfig, ...] = (SoftmaxConfig(),)
+    is_causal: bool = True
+    positions: Literal["learned", "sinusoidal", "none"] = "learned"
+    recency: tuple[float, ...] = ()
+    mlp_width: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("input_vocab", "target_vocab", "length", "dim", "heads"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise InputError(name, given=repr(getattr(self, name)), expected="an integer of at least 1")
+        if self.dim % self.heads:
+            raise InputError("dim", given=self.dim, expected=f"a multiple of the {self.heads} heads")
+        if self.positions not in ("learned", "sinusoidal", "none"):
+            raise InputError("positions", given=repr(self.positions), expected='"learned", "sinusoidal" or "none"')
+        object.__setattr__(self, "attention", tuple(self.attention))
+        object.__setattr__(self, "recency", tuple(map(float, self.recency)) or (0.0,) * len(self.attention))
+        if not self.attention:
+            raise InputError("attention", given="no layer", expected="one mechanism a layer")
+        if len(self.recency) != len(self.attention):
+            raise InputError(
+                "recency", given=f"{len(self.recency)} rates", expected=f"{len(self.attention)}, one a layer"
+            )
+        for layer, (mechanism, rate) in enumerate(zip(self.attention, self.recency, strict=True)):
+            if mechanism.needs_causal and not self.is_causal:
+                raise InputError(f"attention of layer {layer}", given=mechanism, expected="is_causal=True with it")
+            if not 0 <= rate * self.length <= 2 * _LARGEST_POWER:
+                raise InputError(
+                    f"recency of layer {layer}",
+                    given=rate,
+                    expected=f"0 to {2 * _LARGEST_POWER / self.length:g} for a length of {self.length}",
+                    hint="values are multiplied by 2^(rate·position), which must stay inside float32",
+                )
+
+    @property
+    def layers(self) -> int:
+        """How many."""
+        return len(self.attention)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.dim // self.heads
+
+
+class Transformer(nn.Module):
+    """Token and position embeddings, pre-norm blocks with an MLP of width 4m and GeLU, and a linear read-out.
+
+    >>> from annattn.nn import AnnaConfig
+    >>> config = TransformerConfig(input_vocab=10, target_vocab=2, length=32, dim=16)
+    >>> model = Transformer(config, seed=0)
+    >>> tokens = torch.arange(8)[None]
+    >>> model(tokens).shape
+    torch.Size([1, 8, 2])
+    >>> hashed = model.with_attention(AnnaConfig(tables=4, hashes=2))
+    >>> hashed(tokens).shape, hashed.head.weight is model.head.weight
+    (torch.Size([1, 8, 2]), True)
+    """
+
+    def __init__(self, config: TransformerConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        # The caller's random state is left as it was.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.tokens = nn.Embedding(config.input_vocab, config.dim)
+            self.positions = nn.Embedding(config.length, config.dim) if config.positions == "learned" else None
+            for table in (self.tokens, self.positions):
+                if table is not None:
+                    nn.init.normal_(table.weight, std=0.5)
+            self.blocks = nn.ModuleList(_Block(config, layer) for layer in range(config.layers))
+            self.norm = nn.LayerNorm(config.dim)
+            self.head = nn.Linear(config.dim, config.target_vocab)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch n"],
+        *,
+        first_position: int = 0,
+        key_mask: Bool[Tensor, "batch n"] | None = None,
+    ) -> Float[Tensor, "batch n targets"]:
+        """Logits of every position.
+
+        Args:
+            tokens: ids below `input_vocab`.
+            first_position: the position of the first token.
+            key_mask: True where a token may be attended to.
+        """
+        if tokens.ndim != 2:
+            raise InputError("tokens", given=f"shape {tuple(tokens.shape)}", expected="(batch, n)")
+        n = tokens.shape[1]
+        positions = torch.arange(first_position, first_position + n, device=tokens.device)
+        x = self.tokens(tokens)
+        if self.positions is not None:
+            if first_position + n > self.config.length:
+                raise InputError(
+                    "tokens",
+                    given=f"positions up to {first_position + n}",
+                    expected=f"at most the {self.config.length} learned ones",
+                    hint='train with positions="sinusoidal" or "none" to go further',
+                )
+            x = x + self.positions(positions)
+        elif self.config.positions == "sinusoidal":
+            x = x + sinusoidal(positions, self.config.dim).to(x.dtype)
+        for block in self.blocks:
+            x = block(x, key_mask)
+        return self.head(self.norm(x))
+
+    def with_attention(self, *attention: AttentionConfig) -> "Transformer":
+        """The same weights, shared, under another mechanism: one for all layers, or one a layer."""
+        layers = self.config.layers
+        if len(attention) not in (1, layers):
+            raise InputError("attention", given=f"{len(attention)} mechanisms", expected=f"1, or {layers}: one a layer")
+        chosen = attention * layers if len(attention) == 1 else attention
+        other = copy.copy(self)
+        other.config = replace(self.config, attention=chosen)
+        other._modules = dict(self._modules)
+        other.blocks = nn.ModuleList(
+            block.with_attention(mechanism) for block, mechanism in zip(self._blocks, chosen, strict=True)
+        )
+        return other
+
+    def draw(self, seed: int) -> "Transformer":
+        """Draw new hash functions in every layer, in place; mechanisms without any stay as they are."""
+        for block in self._blocks:
+            block.draw(seed)
+        return self
+
+    @property
+    def _blocks(self) -> Sequence["_Block"]:
+        return self.blocks  # type: ignore[return-value]
+
+
+class _Block(nn.Module):
+    """x + attention(norm(x)), then x + MLP(norm(x))."""
+
+    def __init__(self, config: TransformerConfig, layer: int) -> None:
+        super().__init__()
+        width = config.mlp_width or 4 * config.dim
+        self.config, self.layer = config, layer
+        self.attention_norm = nn.LayerNorm(config.dim)
+        self.query_key_value = nn.Linear(config.dim, 3 * config.dim)
+        self.out = nn.Linear(config.dim, config.dim)
+        self.mlp_norm = nn.LayerNorm(config.dim)
+        self.mlp = nn.Sequential(nn.Linear(config.dim, width), nn.GELU(), nn.Linear(width, config.dim))
+        self.mechanism = config.attention[layer]
+        self.attend = self.mechanism.bind(config.head_dim, layer)
+
+    def forward(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
+        config = self.config
+        batch, n, dim = x.shape
+        split = self.query_key_value(self.attention_norm(x)).view(batch, n, 3, config.heads, config.head_dim)
+        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+        rate = config.recency[self.layer]
+        if rate:
+            power = rate * (torch.arange(n, device=x.device, dtype=torch.float32) - n / 2)
+            value = value * torch.exp2(power)[:, None]
+        read = self.attend(query, key, value, config.is_causal, key_mask)
+        if rate:
+            read = _unit(read) * math.sqrt(config.head_dim)
+        x = x + self.out(read.transpose(1, 2).reshape(batch, n, dim))
+        return x + self.mlp(self.mlp_norm(x))
+
+    def with_attention(self, mechanism: AttentionConfig) -> "_Block":
+        other = copy.copy(self)
+        other.mechanism = mechanism
+        other.attend = mechanism.bind(self.config.head_dim, self.layer)
+        return other
+
+    def draw(self, seed: int) -> None:
+        self.attend = self.mechanism.bind(self.config.head_dim, self.layer, seed)
+
+
+def sinusoidal(positions: Int[Tensor, " n"], dim: int) -> Float[Tensor, "n dim"]:
+    """Sines and cosines of wave lengths from 2π to 2π·10⁴, of size ½ as the learned rows are at first.
+
+    >>> sinusoidal(torch.arange(2), 4).shape
+    torch.Size([2, 4])
+    """
+    half = (dim + 1) // 2
+    rates = torch.exp(-math.log(10_000) * torch.arange(half, device=positions.device, dtype=torch.float64) / half)
+    angles = positions[:, None].double() * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :dim].float() * math.sqrt(0.5)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Rows scaled to unit length however small or large they are; rows of zeros stay."""
+    largest = x.detach().abs().amax(-1, keepdim=True)
+    return nn.functional.normalize(x / torch.where(largest > 0, largest, 1), dim=-1)
