@@ -72,6 +72,12 @@ MECHANISMS: dict[str, Mechanism] = {
         lambda dim: {"family": Hyperplane(dim), "hashes": 4},
         by_angle=True,
     ),
+    "expected_collision_of_few_tables": Mechanism(
+        expected_collision_attention,
+        reference.expected_collision_weights,
+        lambda dim: {"family": Hyperplane(dim), "hashes": 4, "tables": 3},
+        by_angle=True,
+    ),
     "expected_latest": Mechanism(
         expected_latest_attention,
         reference.expected_latest_weights,

@@ -1,5 +1,7 @@
 """What hashing gives on average: attention by collision probabilities, smooth in queries and keys, quadratic in n."""
 
+import math
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -19,6 +21,7 @@ def expected_collision_attention(
     *,
     family: HashFamily,
     hashes: int,
+    tables: int | None = None,
     is_causal: bool = False,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
@@ -26,6 +29,9 @@ def expected_collision_attention(
 
     By the law of large numbers the counts c_ij of ℓ tables, over ℓ, tend to p_ij. It is softmax attention with the
     logits z·log p, so it trains as softmax attention does.
+
+    With `tables`, the denominator is Σ_j p_ij + 1/ℓ. The quotient alone does not care how small the p_ij are; with
+    ℓ tables a query whose ℓ·Σ_j p_ij is small meets nothing, and this makes the output tend to zero as it then does.
 
     >>> import annattn as aa
     >>> x = torch.eye(2).reshape(1, 1, 2, 2)
@@ -35,8 +41,11 @@ def expected_collision_attention(
     """
     scores, values, seen = _scores(query, key, value, family, hashes, is_causal, key_mask)
     # The lowest number, not -inf, whose derivative would be NaN in a row that sees nothing.
-    weights = scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1)
-    out = (weights * seen) @ values
+    logits = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+    if tables is not None:
+        require_count("tables", tables)
+        logits = torch.nn.functional.pad(logits, (0, 1), value=-math.log(tables))
+    out = (logits.softmax(-1)[..., : key.shape[2]] * seen) @ values
     return ungrouped(out, query).to(value.dtype)
 
 

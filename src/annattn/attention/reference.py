@@ -160,8 +160,10 @@ def softmax_weights(query: Tensor, key: Tensor, seen: Tensor, *, beta: float) ->
     return _normalised(torch.exp(beta * (unit[0] @ unit[1].T)) * seen)
 
 
-def expected_collision_weights(query: Tensor, key: Tensor, seen: Tensor, *, family: HashFamily, hashes: int) -> Tensor:
-    """Pr[g_u(q_i) = g_u(k_j)] = p^z at the distance of the unit vectors, normalised over the keys seen.
+def expected_collision_weights(
+    query: Tensor, key: Tensor, seen: Tensor, *, family: HashFamily, hashes: int, tables: int | None = None
+) -> Tensor:
+    """Pr[g_u(q_i) = g_u(k_j)] = p^z at the distance of the unit vectors, over its sum over the keys seen (plus 1/ℓ).
 
     >>> import annattn as aa
     >>> x = torch.eye(2)
@@ -169,7 +171,8 @@ def expected_collision_weights(query: Tensor, key: Tensor, seen: Tensor, *, fami
     tensor([[0.8000, 0.2000],
             [0.2000, 0.8000]], dtype=torch.float64)
     """
-    return _normalised(_probabilities(query, key, family, hashes) * seen)
+    meets = _probabilities(query, key, family, hashes) * seen
+    return _normalised(meets) if tables is None else meets / (meets.sum(1, keepdim=True) + 1 / tables)
 
 
 def expected_latest_weights(query: Tensor, key: Tensor, seen: Tensor, *, family: HashFamily, hashes: int) -> Tensor:

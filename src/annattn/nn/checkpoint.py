@@ -92,7 +92,7 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
     """
     data = asdict(config)
     data["attention"] = [write_attention(mechanism) for mechanism in config.attention]
-    data["recency"] = list(config.recency)
+    data["rotary"], data["recency"] = list(config.rotary), list(config.recency)
     return data
 
 
@@ -109,7 +109,7 @@ def read_config(data: Any, where: str = "config") -> TransformerConfig:
         return TransformerConfig(**options)
     except InputError as wrong:
         raise InputError(
-            f"model of {where}", given="a config that does not hold together", expected=str(wrong)
+            f"model of {where}", given="an impossible config", expected=str(wrong)
         ) from None
     except (TypeError, KeyError, ValueError) as wrong:
         raise InputError(f"model of {where}", given=repr(wrong), expected="the fields of TransformerConfig") from None

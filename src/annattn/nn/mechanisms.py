@@ -124,7 +124,7 @@ class AnnaConfig(_Hashed):
         """`anna_attention` with hash functions of the seed and the layer."""
         hasher = self._hasher(head_dim, layer, seed)
         if self.gradient == "expected":
-            expected = ExpectedCollisionConfig(self.family, self.hashes).bind(head_dim, layer)
+            expected = ExpectedCollisionConfig(self.family, self.hashes, self.tables).bind(head_dim, layer)
             hashed: Attend = lambda q, k, v, is_causal, mask: anna_attention(  # noqa: E731
                 q, k, v, hasher, is_causal=is_causal, key_mask=mask, gradient="none"
             )
@@ -175,7 +175,7 @@ class ExactMatchConfig(AttentionConfig):
 
 @dataclass(frozen=True)
 class ExpectedCollisionConfig(AttentionConfig):
-    """`expected_collision_attention`: ANNA with infinitely many tables.
+    """`expected_collision_attention`: ANNA with infinitely many tables, or with `tables` on average.
 
     >>> ExpectedCollisionConfig(hashes=4).hashes
     4
@@ -183,6 +183,7 @@ class ExpectedCollisionConfig(AttentionConfig):
 
     family: str = "hyperplane"
     hashes: int = 8
+    tables: int | None = None
 
     def __post_init__(self) -> None:
         angular(self.family, 2)
@@ -191,7 +192,7 @@ class ExpectedCollisionConfig(AttentionConfig):
         """`expected_collision_attention`."""
         family = angular(self.family, head_dim)
         return lambda q, k, v, is_causal, mask: expected_collision_attention(
-            q, k, v, family=family, hashes=self.hashes, is_causal=is_causal, key_mask=mask
+            q, k, v, family=family, hashes=self.hashes, tables=self.tables, is_causal=is_causal, key_mask=mask
         )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from annattn.errors import InputError
 from annattn.nn.mechanisms import AttentionConfig, SoftmaxConfig
 
-__all__ = ["Transformer", "TransformerConfig"]
+__all__ = ["Transformer", "TransformerConfig", "turned", "waves"]
 
 _LARGEST_POWER = 120  # of two, either way, that leaves a value inside float32
 
@@ -22,7 +22,9 @@ _LARGEST_POWER = 120  # of two, either way, that leaves a value inside float32
 class TransformerConfig:
     """Sizes of a transformer, and the mechanism of each of its layers.
 
-    - positions: "learned" rows up to `length`; "sinusoidal" has no end; "none".
+    - positions: "learned" rows up to `length`; "waves" (see `waves`), which have no end; "none".
+    - rotary: for each layer, whether its queries and keys are turned by their positions, at the frequencies of `waves`,
+      so that it sees distances between positions and not the positions. Element-wise too: each row by its own position.
     - recency: for each layer, 0 or the rate of position-coded values. With rate a, the value at position j is
       multiplied by 2^(a·j), and what a head reads is scaled to unit length: among the keys it meets, the latest
       outweighs all before it. Element-wise functions, so still the paper's transformer. A layer with a rate reads at
@@ -40,7 +42,8 @@ class TransformerConfig:
     heads: int = 1
     attention: tuple[AttentionConfig, ...] = (SoftmaxConfig(),)
     is_causal: bool = True
-    positions: Literal["learned", "sinusoidal", "none"] = "learned"
+    positions: Literal["learned", "waves", "none"] = "learned"
+    rotary: tuple[bool, ...] = ()
     recency: tuple[float, ...] = ()
     mlp_width: int | None = None
 
@@ -50,16 +53,18 @@ class TransformerConfig:
                 raise InputError(name, given=repr(getattr(self, name)), expected="an integer of at least 1")
         if self.dim % self.heads:
             raise InputError("dim", given=self.dim, expected=f"a multiple of the {self.heads} heads")
-        if self.positions not in ("learned", "sinusoidal", "none"):
-            raise InputError("positions", given=repr(self.positions), expected='"learned", "sinusoidal" or "none"')
+        if self.positions not in ("learned", "waves", "none"):
+            raise InputError("positions", given=repr(self.positions), expected='"learned", "waves" or "none"')
         object.__setattr__(self, "attention", tuple(self.attention))
+        object.__setattr__(self, "rotary", tuple(map(bool, self.rotary)) or (False,) * len(self.attention))
         object.__setattr__(self, "recency", tuple(map(float, self.recency)) or (0.0,) * len(self.attention))
         if not self.attention:
             raise InputError("attention", given="no layer", expected="one mechanism a layer")
-        if len(self.recency) != len(self.attention):
-            raise InputError(
-                "recency", given=f"{len(self.recency)} rates", expected=f"{len(self.attention)}, one a layer"
-            )
+        for name in ("rotary", "recency"):
+            if len(getattr(self, name)) != len(self.attention):
+                raise InputError(name, given=getattr(self, name), expected=f"{len(self.attention)} entries, one a layer")
+        if any(self.rotary) and self.head_dim % 2:
+            raise InputError("dim", given=self.dim, expected="an even width a head, for rotary layers")
         for layer, (mechanism, rate) in enumerate(zip(self.attention, self.recency, strict=True)):
             if mechanism.needs_causal and not self.is_causal:
                 raise InputError(f"attention of layer {layer}", given=mechanism, expected="is_causal=True with it")
@@ -136,13 +141,13 @@ class Transformer(nn.Module):
                     "tokens",
                     given=f"positions up to {first_position + n}",
                     expected=f"at most the {self.config.length} learned ones",
-                    hint='train with positions="sinusoidal" or "none" to go further',
+                    hint='train with positions="waves" or "none" to go further',
                 )
             x = x + self.positions(positions)
-        elif self.config.positions == "sinusoidal":
-            x = x + sinusoidal(positions, self.config.dim).to(x.dtype)
+        elif self.config.positions == "waves":
+            x = x + waves(positions, self.config.dim).to(x.dtype)
         for block in self.blocks:
-            x = block(x, key_mask)
+            x = block(x, positions, key_mask)
         return self.head(self.norm(x))
 
     def with_attention(self, *attention: AttentionConfig) -> "Transformer":
@@ -182,21 +187,29 @@ class _Block(nn.Module):
         self.out = nn.Linear(config.dim, config.dim)
         self.mlp_norm = nn.LayerNorm(config.dim)
         self.mlp = nn.Sequential(nn.Linear(config.dim, width), nn.GELU(), nn.Linear(width, config.dim))
+        if config.rotary[layer]:
+            # At first a rotary layer sees distances more than content: a learned pair of directions, and little else.
+            with torch.no_grad():
+                self.query_key_value.weight[: 2 * config.dim] *= 0.3
+                nn.init.normal_(self.query_key_value.bias[: 2 * config.dim])
         self.mechanism = config.attention[layer]
         self.attend = self.mechanism.bind(config.head_dim, layer)
 
-    def forward(self, x: Tensor, key_mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, key_mask: Tensor | None) -> Tensor:
         config = self.config
         batch, n, dim = x.shape
         split = self.query_key_value(self.attention_norm(x)).view(batch, n, 3, config.heads, config.head_dim)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+        if config.rotary[self.layer]:
+            query, key = turned(query, positions), turned(key, positions)
         rate = config.recency[self.layer]
         if rate:
             power = rate * (torch.arange(n, device=x.device, dtype=torch.float32) - n / 2)
-            value = value * torch.exp2(power)[:, None]
+            value = torch.cat([value * torch.exp2(power)[:, None], torch.ones_like(value[..., :1])], dim=-1)
         read = self.attend(query, key, value, config.is_causal, key_mask)
         if rate:
-            read = _unit(read) * math.sqrt(config.head_dim)
+            # The last channel is the weight of what was met: 1, or 0 for nothing, and between them on average.
+            read = _unit(read[..., :-1]) * read[..., -1:] * math.sqrt(config.head_dim)
         x = x + self.out(read.transpose(1, 2).reshape(batch, n, dim))
         return x + self.mlp(self.mlp_norm(x))
 
@@ -210,16 +223,31 @@ class _Block(nn.Module):
         self.attend = self.mechanism.bind(self.config.head_dim, self.layer, seed)
 
 
-def sinusoidal(positions: Int[Tensor, " n"], dim: int) -> Float[Tensor, "n dim"]:
-    """Sines and cosines of wave lengths from 2π to 2π·10⁴, of size ½ as the learned rows are at first.
+def waves(positions: Int[Tensor, " n"], dim: int) -> Float[Tensor, "n dim"]:
+    """Cosines and sines at frequencies spread over (0, π), the roots of primes mod 1: there is no last position.
 
-    >>> sinusoidal(torch.arange(2), 4).shape
+    One step further is one rotation, the same everywhere, so a linear map of a code is the code of the position before;
+    and two positions are nearly orthogonal, also neighbours, so hashing tells them apart. The frequencies have no
+    common measure, so no distance brings all waves back into phase.
+
+    >>> waves(torch.arange(2), 4).shape
     torch.Size([2, 4])
     """
-    half = (dim + 1) // 2
-    rates = torch.exp(-math.log(10_000) * torch.arange(half, device=positions.device, dtype=torch.float64) / half)
-    angles = positions[:, None].double() * rates
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :dim].float() * math.sqrt(0.5)
+    primes = [p for p in range(2, 20 * dim + 10) if all(p % q for q in range(2, math.isqrt(p) + 1))]
+    turns = torch.tensor(primes[: (dim + 1) // 2], device=positions.device, dtype=torch.float64).sqrt() % 1
+    angles = positions[:, None].double() * (math.pi * turns)
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)[:, :dim].float() * math.sqrt(0.5)
+
+
+def turned(x: Float[Tensor, "batch heads n dim"], positions: Int[Tensor, " n"]) -> Float[Tensor, "batch heads n dim"]:
+    """Every row turned by its position at the frequencies of `waves`: ⟨turned q, turned k⟩ sees only the distance.
+
+    >>> turned(torch.ones(1, 1, 3, 4), torch.arange(3)).square().sum(-1)
+    tensor([[[4.0000, 4.0000, 4.0000]]])
+    """
+    cosine, sine = (waves(positions, x.shape[-1]).to(x.dtype) * math.sqrt(2)).chunk(2, dim=-1)
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat([left * cosine - right * sine, left * sine + right * cosine], dim=-1)
 
 
 def _unit(x: Tensor) -> Tensor:

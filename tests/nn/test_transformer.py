@@ -1,0 +1,249 @@
+"""The transformer against its parts written out, and swapping mechanisms under the same weights."""
+
+import math
+
+import pytest
+import torch
+
+import annattn as aa
+from annattn.errors import InputError
+from annattn.nn import (
+    ATTENTIONS,
+    AnnaConfig,
+    ExactMatchConfig,
+    ExpectedCollisionConfig,
+    ExpectedLatestConfig,
+    LatestMatchConfig,
+    LowRankConfig,
+    SoftmaxConfig,
+    Transformer,
+    TransformerConfig,
+)
+from annattn.nn.mechanisms import angular, read_attention, write_attention
+from annattn.nn.transformer import turned, waves
+
+EVERY = pytest.mark.parametrize("kind", ATTENTIONS.values(), ids=ATTENTIONS)
+
+
+def model_of(*attention, **options) -> Transformer:
+    sizes = {"input_vocab": 11, "target_vocab": 3, "length": 20, "dim": 16, "heads": 2} | options
+    return Transformer(TransformerConfig(attention=attention, **sizes), seed=3)
+
+
+def tokens(batch=2, n=9, seed=0) -> torch.Tensor:
+    return torch.randint(11, (batch, n), generator=torch.Generator().manual_seed(seed))
+
+
+def written_out(model: Transformer, x: torch.Tensor, attend) -> torch.Tensor:
+    """The forward pass of one layer by the formulas, one head at a time."""
+    w = dict(model.named_parameters())
+
+    def linear(h, name):
+        return h @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    def norm(h, name):
+        centred = h - h.mean(-1, keepdim=True)
+        scaled = centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + 1e-5)
+        return scaled * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    h = w["tokens.weight"][x] + w["positions.weight"][: x.shape[1]]
+    split = linear(norm(h, "blocks.0.attention_norm"), "blocks.0.query_key_value")
+    query, key, value = split.split(16, dim=-1)
+    heads = [attend(*(part[:, None, :, at : at + 8] for part in (query, key, value)))[:, 0] for at in (0, 8)]
+    h = h + linear(torch.cat(heads, dim=-1), "blocks.0.out")
+    inner = linear(norm(h, "blocks.0.mlp_norm"), "blocks.0.mlp.0")
+    inner = inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
+    h = h + linear(inner, "blocks.0.mlp.2")
+    return linear(norm(h, "norm"), "head")
+
+
+def test_one_layer_written_out():
+    model, x = model_of(SoftmaxConfig(beta=3.0)), tokens()
+    expected = written_out(model, x, lambda q, k, v: aa.softmax_attention(q, k, v, beta=3.0, is_causal=True))
+    torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_position_coded_values_written_out():
+    model, x = model_of(SoftmaxConfig(beta=3.0), recency=(0.7,)), tokens()
+
+    def attend(query, key, value):
+        grown = value * torch.tensor([2.0 ** (0.7 * j) for j in range(9)])[:, None]
+        read = aa.softmax_attention(query, key, grown, beta=3.0, is_causal=True)
+        return read / read.norm(dim=-1, keepdim=True) * math.sqrt(8)
+
+    torch.testing.assert_close(model(x), written_out(model, x, attend), rtol=1e-4, atol=1e-4)
+
+
+def test_the_latest_match_dominates_with_position_coded_values():
+    """Two matching keys with opposite values: the sign of what is read is the later one's."""
+    model = model_of(ExactMatchConfig(), recency=(1.0,))
+    block = model.blocks[0]
+    query = key = torch.ones(1, 1, 6, 4)
+    value = torch.tensor([-1.0, -1.0, 1.0, -1.0, 1.0, 1.0])[None, None, :, None].expand(1, 1, 6, 4)
+    grown = value * torch.exp2(torch.arange(6.0))[:, None]
+    read = block.attend(query, key, grown, True, None)
+    assert torch.equal(read[0, 0, :, 0].sign(), value[0, 0, :, 0])
+
+
+@EVERY
+def test_every_mechanism_runs_trains_and_keeps_causality(kind):
+    model = model_of(kind(), kind())
+    x = tokens()
+    out = model(x)
+    out.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    changed = x.clone()
+    changed[:, 6:] = (changed[:, 6:] + 1) % 11
+    torch.testing.assert_close(model(changed)[:, :6], out[:, :6], rtol=1e-5, atol=1e-5)
+
+
+@EVERY
+def test_masked_tokens_change_no_other_output(kind):
+    model, x = model_of(kind()), tokens()
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[:, 3] = False
+    changed = x.clone()
+    changed[:, 3] = (changed[:, 3] + 1) % 11
+    others = [i for i in range(9) if i != 3]
+    before, after = model(x, key_mask=mask)[:, others], model(changed, key_mask=mask)[:, others]
+    torch.testing.assert_close(after, before, rtol=1e-6, atol=1e-6)
+
+
+@EVERY
+def test_descriptions_survive_json(kind):
+    assert read_attention(write_attention(kind())) == kind()
+
+
+def test_with_attention_shares_the_weights_and_leaves_the_model_as_it_was():
+    model, x = model_of(SoftmaxConfig(), SoftmaxConfig()), tokens()
+    before = model(x)
+    hashed = model.with_attention(AnnaConfig(tables=3, hashes=2), ExpectedCollisionConfig())
+    assert hashed.config.attention == (AnnaConfig(tables=3, hashes=2), ExpectedCollisionConfig())
+    assert [id(p) for p in hashed.parameters()] == [id(p) for p in model.parameters()]
+    assert not torch.allclose(hashed(x), before)
+    assert torch.equal(model(x), before)
+    assert torch.equal(hashed.with_attention(SoftmaxConfig())(x), before)
+    assert hashed.state_dict().keys() == model.state_dict().keys()
+
+
+def test_draws_differ_by_seed_and_by_layer_and_repeat():
+    model, x = model_of(AnnaConfig(hashes=4), AnnaConfig(hashes=4)), tokens()
+    first = model.draw(1)(x)
+    assert not torch.equal(model.draw(2)(x), first)
+    assert torch.equal(model.draw(1)(x), first)
+    one, two = (block.attend for block in model.blocks)
+    q, k, v = torch.randn(3, 1, 1, 20, 8, generator=torch.Generator().manual_seed(0))
+    assert not torch.equal(one(q, k, v, False, None), two(q, k, v, False, None))
+
+
+def test_expected_collisions_are_the_limit_of_many_tables():
+    model, x = model_of(ExpectedCollisionConfig(hashes=3)), tokens()
+    hashed = model.with_attention(AnnaConfig(tables=4000, hashes=3))
+    torch.testing.assert_close(hashed(x), model(x), rtol=0, atol=0.1)
+    few = model.with_attention(AnnaConfig(tables=2, hashes=3))
+    assert (few(x) - model(x)).abs().max() > 0.2
+
+
+@pytest.mark.parametrize(
+    ("hashed", "smooth"),
+    [
+        (AnnaConfig("hyperplane", 4, 3, gradient="expected"), ExpectedCollisionConfig("hyperplane", 3, tables=4)),
+        (LatestMatchConfig("hyperplane", 4, 3, gradient="expected"), ExpectedLatestConfig("hyperplane", 3)),
+    ],
+)
+def test_expected_gradients_are_hashed_forward_and_smooth_backward(hashed, smooth):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, g = torch.randn(4, 2, 1, 12, 8, generator=generator)
+    rows = [x.clone().requires_grad_() for x in (q, k, v)]
+    out = hashed.bind(8, 0)(*rows, True, None)
+    plain = type(hashed)(hashed.family, hashed.tables, hashed.hashes, gradient="none").bind(8, 0)
+    torch.testing.assert_close(out, plain(q, k, v, True, None), rtol=0, atol=1e-6)
+    out.backward(g)
+    value = v.clone().requires_grad_()
+    plain(q, k, value, True, None).backward(g)
+    torch.testing.assert_close(rows[2].grad, value.grad)
+    soft = [x.clone().requires_grad_() for x in (q, k)]
+    smooth.bind(8, 0)(*soft, v, True, None).backward(g)
+    for one, other in zip(rows[:2], soft, strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_the_low_rank_layer_is_linear_attention():
+    q, k, v = torch.randn(3, 1, 1, 7, 4, generator=torch.Generator().manual_seed(1))
+    out = LowRankConfig().bind(4, 0)(q, k, v, True, None)
+    features = [torch.nn.functional.elu(x) + 1 for x in (q, k)]
+    weights = (features[0] @ features[1].mT).tril()
+    torch.testing.assert_close(out, weights / weights.sum(-1, keepdim=True) @ v)
+
+
+def test_the_seed_decides_the_weights_and_no_global_state_moves():
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    one, two, other = model_of(SoftmaxConfig()), model_of(SoftmaxConfig()), None
+    assert torch.equal(torch.rand(1), expected)
+    other = Transformer(one.config, seed=4)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    assert not torch.equal(one.head.weight, other.head.weight)
+
+
+def test_a_shift_of_wave_positions_is_one_rotation():
+    """e(i + 1) = R e(i) for every i: a linear map finds the previous position, exactly and everywhere."""
+    codes = waves(torch.arange(4000), 64).double()
+    solved = torch.linalg.lstsq(codes[:200], codes[1:201]).solution
+    torch.testing.assert_close(codes[:-1] @ solved, codes[1:], rtol=0, atol=1e-4)
+    cosines = codes @ codes.T / codes[0].square().sum()
+    assert cosines.fill_diagonal_(0).abs().max() < 0.75
+
+
+def test_rotary_layers_see_distances_only():
+    q, k = torch.randn(2, 1, 1, 1, 16, generator=torch.Generator().manual_seed(0))
+    near, far = (turned(q, torch.tensor([at])) @ turned(k, torch.tensor([at - 3])).mT for at in (5, 4000))
+    torch.testing.assert_close(near, far, rtol=0, atol=1e-3)
+    assert (turned(q, torch.tensor([5])) @ turned(k, torch.tensor([4])).mT - near).abs() > 0.1
+    model = model_of(SoftmaxConfig(beta=5.0), positions="none", rotary=(True,))
+    torch.testing.assert_close(model(tokens(), first_position=1000), model(tokens()), rtol=0, atol=1e-3)
+    moved = model_of(SoftmaxConfig(beta=5.0), positions="waves")
+    assert (moved(tokens(), first_position=1000) - moved(tokens())).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"dim": 0}, "dim"),
+        ({"heads": 3}, "dim"),
+        ({"length": 2.5}, "length"),
+        ({"positions": "rotary"}, "positions"),
+        ({"recency": (1.0, 1.0)}, "recency"),
+        ({"recency": (100.0,)}, "recency"),
+        ({"recency": (-1.0,)}, "recency"),
+        ({"rotary": (True, False)}, "rotary"),
+        ({"dim": 10, "rotary": (True,)}, "even"),
+        ({"attention": ()}, "attention"),
+        ({"attention": (LatestMatchConfig(),), "is_causal": False}, "attention"),
+    ],
+)
+def test_impossible_configs_are_refused(options, what):
+    sizes = {"input_vocab": 11, "target_vocab": 3, "length": 20, "dim": 16, "heads": 2}
+    with pytest.raises(InputError, match=what):
+        TransformerConfig(**(sizes | {"attention": (SoftmaxConfig(),)} | options))
+
+
+def test_impossible_calls_are_refused():
+    model = model_of(SoftmaxConfig(), SoftmaxConfig())
+    with pytest.raises(InputError, match="learned"):
+        model(torch.zeros(1, 21, dtype=torch.int64))
+    with pytest.raises(InputError, match="tokens"):
+        model(torch.zeros(5, dtype=torch.int64))
+    with pytest.raises(InputError, match="mechanisms"):
+        model.with_attention(SoftmaxConfig(), SoftmaxConfig(), SoftmaxConfig())
+    with pytest.raises(InputError, match="family"):
+        AnnaConfig(family="euclidean")
+    with pytest.raises(InputError, match="gradient"):
+        AnnaConfig(gradient="all")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="mechanism"):
+        read_attention({"mechanism": "hash"})
+    with pytest.raises(InputError, match="options"):
+        read_attention({"mechanism": "softmax", "gamma": 1})
+    with pytest.raises(InputError, match="family"):
+        angular("sphere", 3)
