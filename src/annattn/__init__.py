@@ -13,6 +13,8 @@ from annattn.attention import (
     low_rank_attention,
     plan,
     reformer_attention,
+    sampled_collision_attention,
+    sampled_latest_attention,
     softmax_attention,
 )
 from annattn.cache import BucketCache
@@ -38,6 +40,8 @@ __all__ = [
     "nn",
     "plan",
     "reformer_attention",
+    "sampled_collision_attention",
+    "sampled_latest_attention",
     "softmax_attention",
     "tasks",
 ]

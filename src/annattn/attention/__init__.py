@@ -15,6 +15,7 @@ from annattn.attention.latest_match import latest_match_attention
 from annattn.attention.low_rank import low_rank_attention
 from annattn.attention.plan import Plan, plan
 from annattn.attention.reformer import reformer_attention
+from annattn.attention.sampled import sampled_collision_attention, sampled_latest_attention
 from annattn.attention.softmax import softmax_attention
 from annattn.lsh import Hyperplane
 
@@ -33,6 +34,8 @@ __all__ = [
     "plan",
     "reference",
     "reformer_attention",
+    "sampled_collision_attention",
+    "sampled_latest_attention",
     "softmax_attention",
 ]
 
@@ -72,11 +75,16 @@ MECHANISMS: dict[str, Mechanism] = {
         lambda dim: {"family": Hyperplane(dim), "hashes": 4},
         by_angle=True,
     ),
-    "expected_collision_of_few_tables": Mechanism(
-        expected_collision_attention,
-        reference.expected_collision_weights,
-        lambda dim: {"family": Hyperplane(dim), "hashes": 4, "tables": 3},
-        by_angle=True,
+    "sampled_collision": Mechanism(
+        sampled_collision_attention,
+        reference.anna_weights,
+        lambda dim: {"hasher": Hyperplane(dim).sample(tables=8, hashes=4)},
+    ),
+    "sampled_latest": Mechanism(
+        sampled_latest_attention,
+        reference.latest_match_weights,
+        lambda dim: {"hasher": Hyperplane(dim).sample(tables=8, hashes=4)},
+        always_causal=True,
     ),
     "expected_latest": Mechanism(
         expected_latest_attention,

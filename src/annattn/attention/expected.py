@@ -1,7 +1,5 @@
 """What hashing gives on average: attention by collision probabilities, smooth in queries and keys, quadratic in n."""
 
-import math
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -11,7 +9,7 @@ from annattn.errors import InputError
 from annattn.lsh import HashFamily
 from annattn.lsh.family import require_count
 
-__all__ = ["expected_collision_attention", "expected_latest_attention"]
+__all__ = ["expected_collision_attention", "expected_latest_attention", "latest_chances", "pair_scores"]
 
 
 def expected_collision_attention(
@@ -21,7 +19,6 @@ def expected_collision_attention(
     *,
     family: HashFamily,
     hashes: int,
-    tables: int | None = None,
     is_causal: bool = False,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
@@ -30,22 +27,16 @@ def expected_collision_attention(
     By the law of large numbers the counts c_ij of ℓ tables, over ℓ, tend to p_ij. It is softmax attention with the
     logits z·log p, so it trains as softmax attention does.
 
-    With `tables`, the denominator is Σ_j p_ij + 1/ℓ. The quotient alone does not care how small the p_ij are; with
-    ℓ tables a query whose ℓ·Σ_j p_ij is small meets nothing, and this makes the output tend to zero as it then does.
-
     >>> import annattn as aa
     >>> x = torch.eye(2).reshape(1, 1, 2, 2)
     >>> aa.expected_collision_attention(x, x, x, family=aa.lsh.Hyperplane(2), hashes=2).squeeze()
     tensor([[0.8000, 0.2000],
             [0.2000, 0.8000]])
     """
-    scores, values, seen = _scores(query, key, value, family, hashes, is_causal, key_mask)
+    scores, values, seen = pair_scores(query, key, value, family, hashes, is_causal, key_mask)
     # The lowest number, not -inf, whose derivative would be NaN in a row that sees nothing.
-    logits = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-    if tables is not None:
-        require_count("tables", tables)
-        logits = torch.nn.functional.pad(logits, (0, 1), value=-math.log(tables))
-    out = (logits.softmax(-1)[..., : key.shape[2]] * seen) @ values
+    weights = scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1)
+    out = (weights * seen) @ values
     return ungrouped(out, query).to(value.dtype)
 
 
@@ -70,16 +61,24 @@ def expected_latest_attention(
     >>> aa.expected_latest_attention(x, x, v, family=aa.lsh.Hyperplane(2), hashes=2).flatten().round(decimals=3)
     tensor([1., 2.])
     """
-    scores, values, seen = _scores(query, key, value, family, hashes, True, key_mask)
-    meets = scores.exp() * seen
-    # Kept off 1, so that the logarithm and its derivative stay finite.
-    misses = torch.log1p(-meets.clamp(max=1 - torch.finfo(meets.dtype).eps))
-    later_misses = misses.flip(-1).cumsum(-1).flip(-1) - misses
-    out = (meets * later_misses.exp()) @ values
+    scores, values, seen = pair_scores(query, key, value, family, hashes, True, key_mask)
+    out = latest_chances(scores.exp() * seen) @ values
     return ungrouped(out, query).to(value.dtype)
 
 
-def _scores(
+def latest_chances(meets: Float[Tensor, "... queries keys"]) -> Float[Tensor, "... queries keys"]:
+    """The chance that a key is met and no later one is, from the chances of being met.
+
+    >>> latest_chances(torch.tensor([[0.5, 0.5, 0.0]]))
+    tensor([[0.2500, 0.5000, 0.0000]])
+    """
+    # Kept off 1, so that the logarithm and its derivative stay finite.
+    misses = torch.log1p(-meets.clamp(max=1 - torch.finfo(meets.dtype).eps))
+    later_misses = misses.flip(-1).cumsum(-1).flip(-1) - misses
+    return meets * later_misses.exp()
+
+
+def pair_scores(
     query: Tensor,
     key: Tensor,
     value: Tensor,

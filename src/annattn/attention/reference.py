@@ -160,10 +160,8 @@ def softmax_weights(query: Tensor, key: Tensor, seen: Tensor, *, beta: float) ->
     return _normalised(torch.exp(beta * (unit[0] @ unit[1].T)) * seen)
 
 
-def expected_collision_weights(
-    query: Tensor, key: Tensor, seen: Tensor, *, family: HashFamily, hashes: int, tables: int | None = None
-) -> Tensor:
-    """Pr[g_u(q_i) = g_u(k_j)] = p^z at the distance of the unit vectors, over its sum over the keys seen (plus 1/ℓ).
+def expected_collision_weights(query: Tensor, key: Tensor, seen: Tensor, *, family: HashFamily, hashes: int) -> Tensor:
+    """Pr[g_u(q_i) = g_u(k_j)] = p^z at the distance of the unit vectors, over its sum over the keys seen.
 
     >>> import annattn as aa
     >>> x = torch.eye(2)
@@ -171,8 +169,7 @@ def expected_collision_weights(
     tensor([[0.8000, 0.2000],
             [0.2000, 0.8000]], dtype=torch.float64)
     """
-    meets = _probabilities(query, key, family, hashes) * seen
-    return _normalised(meets) if tables is None else meets / (meets.sum(1, keepdim=True) + 1 / tables)
+    return _normalised(_probabilities(query, key, family, hashes) * seen)
 
 
 def expected_latest_weights(query: Tensor, key: Tensor, seen: Tensor, *, family: HashFamily, hashes: int) -> Tensor:

@@ -10,6 +10,8 @@ from annattn.nn.mechanisms import (
     ExpectedLatestConfig,
     LatestMatchConfig,
     LowRankConfig,
+    SampledCollisionConfig,
+    SampledLatestConfig,
     SoftmaxConfig,
 )
 from annattn.nn.transformer import Transformer, TransformerConfig
@@ -23,6 +25,8 @@ __all__ = [
     "ExpectedLatestConfig",
     "LatestMatchConfig",
     "LowRankConfig",
+    "SampledCollisionConfig",
+    "SampledLatestConfig",
     "SoftmaxConfig",
     "Transformer",
     "TransformerConfig",

@@ -108,9 +108,7 @@ def read_config(data: Any, where: str = "config") -> TransformerConfig:
         options["attention"] = tuple(read_attention(mechanism) for mechanism in options["attention"])
         return TransformerConfig(**options)
     except InputError as wrong:
-        raise InputError(
-            f"model of {where}", given="an impossible config", expected=str(wrong)
-        ) from None
+        raise InputError(f"model of {where}", given="an impossible config", expected=str(wrong)) from None
     except (TypeError, KeyError, ValueError) as wrong:
         raise InputError(f"model of {where}", given=repr(wrong), expected="the fields of TransformerConfig") from None
 

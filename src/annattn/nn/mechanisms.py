@@ -8,7 +8,6 @@ trained with one can run with another.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -22,10 +21,13 @@ from annattn.attention import (
     expected_latest_attention,
     latest_match_attention,
     low_rank_attention,
+    sampled_collision_attention,
+    sampled_latest_attention,
     softmax_attention,
 )
 from annattn.errors import InputError
-from annattn.lsh import CrossPolytope, HashFamily, Hyperplane
+from annattn.kernels.slopes import GRADIENTS
+from annattn.lsh import CrossPolytope, Hasher, HashFamily, Hyperplane
 
 __all__ = [
     "ANGULAR",
@@ -38,6 +40,8 @@ __all__ = [
     "ExpectedLatestConfig",
     "LatestMatchConfig",
     "LowRankConfig",
+    "SampledCollisionConfig",
+    "SampledLatestConfig",
     "SoftmaxConfig",
     "angular",
     "read_attention",
@@ -45,7 +49,7 @@ __all__ = [
 ]
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool, Tensor | None], Tensor]
-Gradient = Literal["expected", "exact", "linear", "none"]
+Gradient = Literal["linear", "exact", "none"]
 
 # The families whose collision probability is a function of the angle, by the name a description calls them.
 ANGULAR: dict[str, Callable[[int], HashFamily]] = {
@@ -94,16 +98,11 @@ class _Hashed(AttentionConfig):
     tables: int = 8
     hashes: int = 8
     seed: int = 0
-    gradient: Gradient = "linear"
 
     def __post_init__(self) -> None:
         angular(self.family, 2)
-        if self.gradient not in ("expected", "exact", "linear", "none"):
-            raise InputError(
-                "gradient", given=repr(self.gradient), expected='one of "expected", "exact", "linear", "none"'
-            )
 
-    def _hasher(self, head_dim: int, layer: int, seed: int | None):
+    def _hasher(self, head_dim: int, layer: int, seed: int | None) -> Hasher:
         stream = np.random.SeedSequence([self.seed if seed is None else seed, layer])
         drawn = int(stream.generate_state(1, np.uint32)[0])
         return angular(self.family, head_dim).sample(tables=self.tables, hashes=self.hashes, seed=drawn)
@@ -113,23 +112,19 @@ class _Hashed(AttentionConfig):
 class AnnaConfig(_Hashed):
     """`anna_attention` with ℓ = `tables` and z = `hashes`.
 
-    `gradient="expected"` is for training: hashing forward, and for queries and keys the gradient of
-    `expected_collision_attention` backward. It reaches the pairs that did not collide too, and costs n² time.
-
     >>> AnnaConfig(tables=32, hashes=4).family
     'hyperplane'
     """
 
+    gradient: Gradient = "linear"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_gradient(self.gradient)
+
     def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
         """`anna_attention` with hash functions of the seed and the layer."""
-        hasher = self._hasher(head_dim, layer, seed)
-        if self.gradient == "expected":
-            expected = ExpectedCollisionConfig(self.family, self.hashes, self.tables).bind(head_dim, layer)
-            hashed: Attend = lambda q, k, v, is_causal, mask: anna_attention(  # noqa: E731
-                q, k, v, hasher, is_causal=is_causal, key_mask=mask, gradient="none"
-            )
-            return partial(_straight_through, hashed, expected)
-        gradient = self.gradient
+        hasher, gradient = self._hasher(head_dim, layer, seed), self.gradient
         return lambda q, k, v, is_causal, mask: anna_attention(
             q, k, v, hasher, is_causal=is_causal, key_mask=mask, gradient=gradient
         )
@@ -143,21 +138,54 @@ class LatestMatchConfig(_Hashed):
     True
     """
 
+    gradient: Gradient = "linear"
     needs_causal = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_gradient(self.gradient)
 
     def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
         """`latest_match_attention` with hash functions of the seed and the layer."""
-        hasher = self._hasher(head_dim, layer, seed)
-        if self.gradient == "expected":
-            expected = ExpectedLatestConfig(self.family, self.hashes).bind(head_dim, layer)
-            hashed: Attend = lambda q, k, v, is_causal, mask: latest_match_attention(  # noqa: E731
-                q, k, v, hasher, key_mask=mask, gradient="none"
-            )
-            return partial(_straight_through, hashed, expected)
-        gradient = self.gradient
+        hasher, gradient = self._hasher(head_dim, layer, seed), self.gradient
         return lambda q, k, v, is_causal, mask: latest_match_attention(
             q, k, v, hasher, key_mask=mask, gradient=gradient
         )
+
+
+@dataclass(frozen=True)
+class SampledCollisionConfig(_Hashed):
+    """`sampled_collision_attention`, to train what `AnnaConfig` will run: at noise 1 they are the same numbers.
+
+    >>> SampledCollisionConfig(tables=4, noise=0.5).noise
+    0.5
+    """
+
+    noise: float = 1.0
+
+    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+        """`sampled_collision_attention` with hash functions of the seed and the layer."""
+        hasher, noise = self._hasher(head_dim, layer, seed), self.noise
+        return lambda q, k, v, is_causal, mask: sampled_collision_attention(
+            q, k, v, hasher, noise=noise, is_causal=is_causal, key_mask=mask
+        )
+
+
+@dataclass(frozen=True)
+class SampledLatestConfig(_Hashed):
+    """`sampled_latest_attention`, to train what `LatestMatchConfig` will run.
+
+    >>> SampledLatestConfig().needs_causal
+    True
+    """
+
+    noise: float = 1.0
+    needs_causal = True
+
+    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+        """`sampled_latest_attention` with hash functions of the seed and the layer."""
+        hasher, noise = self._hasher(head_dim, layer, seed), self.noise
+        return lambda q, k, v, is_causal, mask: sampled_latest_attention(q, k, v, hasher, noise=noise, key_mask=mask)
 
 
 @dataclass(frozen=True)
@@ -175,7 +203,7 @@ class ExactMatchConfig(AttentionConfig):
 
 @dataclass(frozen=True)
 class ExpectedCollisionConfig(AttentionConfig):
-    """`expected_collision_attention`: ANNA with infinitely many tables, or with `tables` on average.
+    """`expected_collision_attention`: ANNA with infinitely many tables.
 
     >>> ExpectedCollisionConfig(hashes=4).hashes
     4
@@ -183,7 +211,6 @@ class ExpectedCollisionConfig(AttentionConfig):
 
     family: str = "hyperplane"
     hashes: int = 8
-    tables: int | None = None
 
     def __post_init__(self) -> None:
         angular(self.family, 2)
@@ -192,7 +219,7 @@ class ExpectedCollisionConfig(AttentionConfig):
         """`expected_collision_attention`."""
         family = angular(self.family, head_dim)
         return lambda q, k, v, is_causal, mask: expected_collision_attention(
-            q, k, v, family=family, hashes=self.hashes, tables=self.tables, is_causal=is_causal, key_mask=mask
+            q, k, v, family=family, hashes=self.hashes, is_causal=is_causal, key_mask=mask
         )
 
 
@@ -239,6 +266,8 @@ ATTENTIONS: dict[str, type[AttentionConfig]] = {
     "exact_match": ExactMatchConfig,
     "expected_collision": ExpectedCollisionConfig,
     "expected_latest": ExpectedLatestConfig,
+    "sampled_collision": SampledCollisionConfig,
+    "sampled_latest": SampledLatestConfig,
     "low_rank": LowRankConfig,
 }
 
@@ -281,15 +310,9 @@ def angular(name: str, dim: int) -> HashFamily:
     return ANGULAR[name](dim)
 
 
-def _straight_through(
-    hashed: Attend, expected: Attend, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None
-) -> Tensor:
-    """The hashed output, with its exact gradient for values and the expected output's for queries and keys."""
-    out = hashed(q.detach(), k.detach(), v, is_causal, mask)
-    if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)):
-        return out
-    smooth = expected(q, k, v.detach(), is_causal, mask)
-    return out + (smooth - smooth.detach())
+def _check_gradient(gradient: str) -> None:
+    if gradient not in GRADIENTS:
+        raise InputError("gradient", given=repr(gradient), expected=f"one of {GRADIENTS}")
 
 
 def _linear_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:

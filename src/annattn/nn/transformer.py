@@ -62,7 +62,8 @@ class TransformerConfig:
             raise InputError("attention", given="no layer", expected="one mechanism a layer")
         for name in ("rotary", "recency"):
             if len(getattr(self, name)) != len(self.attention):
-                raise InputError(name, given=getattr(self, name), expected=f"{len(self.attention)} entries, one a layer")
+                wanted = f"{len(self.attention)} entries, one a layer"
+                raise InputError(name, given=getattr(self, name), expected=wanted)
         if any(self.rotary) and self.head_dim % 2:
             raise InputError("dim", given=self.dim, expected="an even width a head, for rotary layers")
         for layer, (mechanism, rate) in enumerate(zip(self.attention, self.recency, strict=True)):

@@ -1,0 +1,81 @@
+"""The training form of hashed attention: hashing at noise 1, the average at noise 0, one gradient for both."""
+
+import pytest
+import torch
+
+import annattn as aa
+from annattn.errors import InputError
+
+HASHER = aa.lsh.Hyperplane(4).sample(tables=5, hashes=3, seed=2)
+FORMS = {
+    "collision": (aa.sampled_collision_attention, {"is_causal": True}),
+    "latest": (aa.sampled_latest_attention, {}),
+}
+EVERY = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+
+
+def rows(seed=0, count=4):
+    return torch.randn(count, 2, 1, 10, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@EVERY
+def test_noise_moves_the_output_and_not_where_the_gradient_comes_from(form):
+    attend, options = form
+    q, k, v, g = rows()
+    outs, grads = [], []
+    for noise in (0.0, 1.0):
+        leaves = [x.clone().requires_grad_() for x in (q, k)]
+        out = attend(*leaves, v, HASHER, noise=noise, **options)
+        out.backward(g)
+        outs.append(out.detach())
+        grads.append([leaf.grad for leaf in leaves])
+    assert (outs[0] - outs[1]).abs().max() > 0.1
+    assert all(grad.abs().max() > 1e-3 for pair in grads for grad in pair)
+
+
+def test_the_gradient_of_counts_is_that_of_their_average():
+    """Written out: d out_i / d p_ij = ℓ (v_j − out_i) / C_i at the hashed output, for every pair, met or not."""
+    q, k, v, g = (x[:1] for x in rows(3))
+    query, key = q.clone().requires_grad_(), k.clone().requires_grad_()
+    aa.sampled_collision_attention(query, key, v, HASHER).backward(g)
+
+    other_query, other_key = q.clone().requires_grad_(), k.clone().requires_grad_()
+    unit = [x / x.norm(dim=-1, keepdim=True) for x in (other_query, other_key)]
+    chance = (1 - torch.acos(unit[0] @ unit[1].mT) / torch.pi) ** 3
+    counts = aa.attention.reference.collision_counts(q[0, 0], k[0, 0], HASHER).double()
+    total = counts.sum(-1, keepdim=True)
+    assert (total >= 1).all()
+    out = counts @ v[0, 0] / total
+    slopes = 5 * ((v[0, 0][None] - out[:, None]) * g[0, 0][:, None]).sum(-1) / total
+    chance.backward(slopes[None, None])
+    torch.testing.assert_close(query.grad, other_query.grad)
+    torch.testing.assert_close(key.grad, other_key.grad)
+
+
+def test_gradients_at_noise_0_are_those_of_the_function():
+    q, k, v, _ = (x[:1, :, :5] for x in rows(1))
+    for attend, options in FORMS.values():
+
+        def smooth(query, key, attend=attend, options=options):
+            return attend(query, key, v, HASHER, noise=0.0, **options)
+
+        assert torch.autograd.gradcheck(smooth, (q.clone().requires_grad_(), k.clone().requires_grad_()))
+
+
+def test_a_query_that_meets_little_reads_little_on_average():
+    q, k = torch.tensor([[[[1.0, 0.0]]]]), torch.tensor([[[[-1.0, 0.1]]]])
+    hasher = aa.lsh.Hyperplane(2).sample(tables=2, hashes=4)
+    out = aa.sampled_collision_attention(q, k, torch.ones(1, 1, 1, 1), hasher, noise=0.0)
+    angle = torch.pi - torch.atan(torch.tensor(0.1))
+    torch.testing.assert_close(out.squeeze(), 2 * (1 - angle / torch.pi) ** 4, rtol=1e-3, atol=0)
+
+
+@EVERY
+def test_what_is_not_a_noise_is_refused(form):
+    attend, options = form
+    q, k, v, _ = rows()
+    for noise in (-0.1, 1.1, float("nan")):
+        with pytest.raises(InputError, match="noise"):
+            attend(q, k, v, HASHER, noise=noise, **options)
+    with pytest.raises(InputError, match="angle"):
+        attend(q, k, v, aa.lsh.Euclidean(4, width=1.0).sample(tables=1, hashes=1), **options)
