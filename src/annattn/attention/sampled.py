@@ -1,6 +1,6 @@
 """Hashed attention in the form it is trained in: real collisions forward, collision probabilities backward, n² time.
 
-With c the counts of real hash functions and ℓp their average, the counts used are ℓp + noise·(c − ℓp), where no gradient
+With c the counts of real hash functions and ℓp their average, the counts used are ℓp + noise·(c − ℓp); no gradient
 runs through the parenthesis. So for every noise the gradient of queries and keys is that of the probabilities, and it
 also reaches the pairs that did not meet. At noise 0 the output is an average; at noise 1 it is that of hashing, to
 the last bit of the counts. Raising the noise in between teaches a model little by little to do without averages.

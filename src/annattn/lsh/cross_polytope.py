@@ -20,6 +20,7 @@ __all__ = ["CrossPolytope"]
 
 _ROTATIONS = ("dense", "structured")
 _LEAST_STRUCTURED = 16
+_LEAST_ANGLE = 0.0255  # below it, where 1/sin has a pole, the slope stays as it is there
 
 
 @dataclass(frozen=True)
@@ -76,19 +77,11 @@ class CrossPolytope(HashFamily):
         >>> bool(CrossPolytope(16).log_slope(torch.tensor([0.5])) > 0)
         True
         """
-        angles, slopes = _slope_grid(self)
-        place = torch.acos(cosine.double().clamp(-1, 1)).clamp(angles[0], angles[-1])
-        right = torch.searchsorted(angles, place.contiguous()).clamp(1, len(angles) - 1)
-        share = (place - angles[right - 1]) / (angles[right] - angles[right - 1])
-        slope = slopes[right - 1] + share * (slopes[right] - slopes[right - 1])
-        return (slope / torch.sin(place)).to(cosine.dtype)
+        angle = torch.acos(cosine.clamp(-1, 1))
+        return _interpolated(angle, *_slope_grid(self)) / torch.sin(angle.clamp(_LEAST_ANGLE, math.pi - _LEAST_ANGLE))
 
     def _log_values(self, cosine: Tensor) -> Tensor:
-        edges, logs = _log_grid(self)
-        place = torch.acos(cosine.double().clamp(-1, 1))
-        right = torch.searchsorted(edges, place.contiguous()).clamp(1, len(edges) - 1)
-        share = (place - edges[right - 1]) / (edges[right] - edges[right - 1])
-        return (logs[right - 1] + share * (logs[right] - logs[right - 1])).clamp(max=0).to(cosine.dtype)
+        return _interpolated(torch.acos(cosine.clamp(-1, 1)), *_log_grid(self)).clamp(max=0)
 
     def draw(self, random: np.random.RandomState, functions: int) -> tuple[np.ndarray, ...]:
         """Gaussian matrices (functions, axes, dim), or signs (functions, 3, axes)."""
@@ -111,16 +104,27 @@ class CrossPolytope(HashFamily):
 
 @lru_cache(maxsize=64)
 def _log_grid(family: CrossPolytope) -> tuple[Tensor, Tensor]:
-    """Angles, and log p at them; beyond the angle where p is too small to be known, the last known."""
+    """Equally spaced angles, and log p at them; where p is too small to be known, the last known."""
     edges = torch.linspace(1e-3, math.pi - 1e-3, 65, dtype=torch.float64)
     known = [max(family.collision_probability(2 * math.sin(angle / 2)), 1e-5) for angle in edges.tolist()]
     return edges, torch.tensor(known, dtype=torch.float64).log()
 
 
+@lru_cache(maxsize=64)
 def _slope_grid(family: CrossPolytope) -> tuple[Tensor, Tensor]:
-    """Angles, and −d log p / d angle at them."""
+    """The middles between those angles, and −d log p / d angle at them."""
     edges, logs = _log_grid(family)
     return (edges[1:] + edges[:-1]) / 2, -logs.diff() / edges.diff()
+
+
+def _interpolated(angle: Tensor, grid: Tensor, values: Tensor) -> Tensor:
+    """Piecewise linear between equally spaced angles; beyond the first and the last, their values."""
+    step = (grid[1] - grid[0]).item()
+    place = ((angle - grid[0].item()) / step).clamp(0, len(grid) - 1)
+    left = place.long().clamp(max=len(grid) - 2)
+    values = values.to(device=angle.device, dtype=angle.dtype)
+    low = values[left]
+    return low + (place - left) * (values[left + 1] - low)
 
 
 def _hadamard(x: Tensor) -> Tensor:

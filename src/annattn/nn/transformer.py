@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -234,10 +235,20 @@ def waves(positions: Int[Tensor, " n"], dim: int) -> Float[Tensor, "n dim"]:
     >>> waves(torch.arange(2), 4).shape
     torch.Size([2, 4])
     """
-    primes = [p for p in range(2, 20 * dim + 10) if all(p % q for q in range(2, math.isqrt(p) + 1))]
-    turns = torch.tensor(primes[: (dim + 1) // 2], device=positions.device, dtype=torch.float64).sqrt() % 1
+    turns = torch.tensor(_primes((dim + 1) // 2), device=positions.device, dtype=torch.float64).sqrt() % 1
     angles = positions[:, None].double() * (math.pi * turns)
     return torch.cat([angles.cos(), angles.sin()], dim=-1)[:, :dim].float() * math.sqrt(0.5)
+
+
+@lru_cache(maxsize=64)
+def _primes(count: int) -> list[int]:
+    found: list[int] = []
+    number = 2
+    while len(found) < count:
+        if all(number % prime for prime in found):
+            found.append(number)
+        number += 1
+    return found
 
 
 def turned(x: Float[Tensor, "batch heads n dim"], positions: Int[Tensor, " n"]) -> Float[Tensor, "batch heads n dim"]:

@@ -1,0 +1,134 @@
+"""A training run as data: task, model, stages, optimiser. The same recipe and seed give the same weights."""
+
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from annattn.errors import InputError
+from annattn.nn import AttentionConfig, TransformerConfig
+from annattn.nn.checkpoint import read_config, write_config
+from annattn.nn.mechanisms import read_attention, write_attention
+from annattn.tasks import TASKS, Task
+
+__all__ = ["Recipe", "Stage", "read_recipe", "write_recipe"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Some steps with one mechanism a layer; `noise` runs from its first to its second number in mechanisms with one.
+
+    >>> from annattn.nn import SampledCollisionConfig
+    >>> stage = Stage(steps=11, attention=(SampledCollisionConfig(),), noise=(0.0, 1.0))
+    >>> [stage.at(step)[0].noise for step in (0, 5, 10)]
+    [0.0, 0.5, 1.0]
+    """
+
+    steps: int
+    attention: tuple[AttentionConfig, ...]
+    noise: tuple[float, float] = (1.0, 1.0)
+
+    def at(self, step: int) -> tuple[AttentionConfig, ...]:
+        """The mechanisms of this step of the stage."""
+        first, last = self.noise
+        noise = first + (last - first) * step / max(1, self.steps - 1)
+        return tuple(
+            replace(one, noise=noise) if any(f.name == "noise" for f in fields(one)) else one for one in self.attention
+        )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What `train` needs.
+
+    - task: a name of `annattn.tasks.TASKS`; task_options: its parameters.
+    - model: sizes; its `attention` is what the finished model is meant to run with.
+    - stages: run one after the other, with fresh hash functions in every step.
+    - rate: largest learning rate, after `warmup` steps; from there to a twentieth of it on a cosine.
+    - dataset: None draws fresh data in every step; a number draws so many sequences once, as in the paper's Match2.
+    - farthest: if given, the first token's position is random in each step and the last one's below this number.
+
+    >>> from annattn.experiments import RECIPES
+    >>> RECIPES["match2_paper"].steps
+    20000
+    """
+
+    task: str
+    model: TransformerConfig
+    stages: tuple[Stage, ...]
+    task_options: dict[str, Any] = field(default_factory=dict)
+    batch: int = 32
+    rate: float = 1e-3
+    warmup: int = 100
+    decay: bool = True
+    clip: float | None = 1.0
+    dataset: int | None = None
+    farthest: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise InputError("task", given=repr(self.task), expected=f"one of {', '.join(TASKS)}")
+        for stage in self.stages:
+            if len(stage.attention) != self.model.layers:
+                raise InputError(
+                    "stage", given=f"{len(stage.attention)} mechanisms", expected=f"{self.model.layers}, one a layer"
+                )
+        if self.steps < 1:
+            raise InputError("stages", given="no steps", expected="at least one")
+
+    @property
+    def steps(self) -> int:
+        """Steps of all stages together."""
+        return sum(stage.steps for stage in self.stages)
+
+    def make_task(self) -> Task:
+        """The task itself."""
+        return TASKS[self.task](**self.task_options)
+
+    def attention_at(self, step: int) -> tuple[AttentionConfig, ...]:
+        """The mechanisms of a step of the whole run."""
+        for stage in self.stages:
+            if step < stage.steps:
+                return stage.at(step)
+            step -= stage.steps
+        raise InputError("step", given=step, expected=f"below {self.steps}")
+
+    def shortened(self, share: float) -> "Recipe":
+        """The same recipe with every stage and the warm-up cut to this share of its steps.
+
+        >>> from annattn.experiments import RECIPES
+        >>> RECIPES["match2_paper"].shortened(0.1).steps
+        2000
+        """
+        stages = tuple(replace(stage, steps=max(1, round(share * stage.steps))) for stage in self.stages)
+        return replace(self, stages=stages, warmup=max(1, round(share * self.warmup)))
+
+
+def write_recipe(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as JSON-ready data.
+
+    >>> from annattn.experiments import RECIPES
+    >>> write_recipe(RECIPES["match2_paper"])["task"]
+    'match2'
+    """
+    data = {f.name: getattr(recipe, f.name) for f in fields(recipe)}
+    data["model"] = write_config(recipe.model)
+    data["stages"] = [
+        asdict(stage) | {"attention": [write_attention(one) for one in stage.attention], "noise": list(stage.noise)}
+        for stage in recipe.stages
+    ]
+    return data
+
+
+def read_recipe(data: dict[str, Any]) -> Recipe:
+    """The inverse of `write_recipe`.
+
+    >>> from annattn.experiments import RECIPES
+    >>> all(read_recipe(write_recipe(recipe)) == recipe for recipe in RECIPES.values())
+    True
+    """
+    options = dict(data)
+    options["model"] = read_config(options["model"])
+    options["stages"] = tuple(
+        Stage(one["steps"], tuple(read_attention(a) for a in one["attention"]), tuple(one["noise"]))
+        for one in options["stages"]
+    )
+    return Recipe(**options)

@@ -1,0 +1,99 @@
+"""The runs behind the figures, by name."""
+
+from annattn.experiments.recipe import Recipe, Stage
+from annattn.nn import (
+    AnnaConfig,
+    AttentionConfig,
+    LatestMatchConfig,
+    SampledCollisionConfig,
+    SampledLatestConfig,
+    SoftmaxConfig,
+    TransformerConfig,
+)
+from annattn.tasks import InductionHeads, Match2
+
+__all__ = ["RECIPES"]
+
+
+def _match2_paper(beta: float) -> Recipe:
+    task = Match2(n=32, modulus=37)
+    attention = (SoftmaxConfig(beta=beta),)
+    return Recipe(
+        task="match2",
+        task_options={"n": 32, "modulus": 37},
+        model=TransformerConfig(
+            task.input_vocab, task.target_vocab, length=32, dim=64, attention=attention, is_causal=False
+        ),
+        stages=(Stage(20_000, attention),),
+        rate=1e-3,
+        dataset=10_000,
+    )
+
+
+def _match2_direct(tables: int, hashes: int) -> Recipe:
+    task = Match2(n=32, modulus=37)
+    sampled = (SampledCollisionConfig("cross_polytope", tables, hashes),)
+    return Recipe(
+        task="match2",
+        task_options={"n": 32, "modulus": 37},
+        model=TransformerConfig(
+            task.input_vocab,
+            task.target_vocab,
+            length=32,
+            dim=64,
+            attention=(AnnaConfig("cross_polytope", tables, hashes),),
+            is_causal=False,
+            positions="none",
+        ),
+        stages=(Stage(1500, sampled, (0.0, 1.0)), Stage(1500, sampled)),
+        rate=2e-3,
+    )
+
+
+def _induction_paper(beta: float) -> Recipe:
+    task = InductionHeads(n=100, letters=4)
+    attention = (SoftmaxConfig(beta=beta),) * 2
+    return Recipe(
+        task="induction_heads",
+        task_options={"n": 100, "letters": 4},
+        model=TransformerConfig(task.input_vocab, task.target_vocab, length=100, dim=128, attention=attention),
+        stages=(Stage(400_000, attention),),
+    )
+
+
+def _induction_direct(
+    sampled: tuple[AttentionConfig, ...], hashed: tuple[AttentionConfig, ...], recency: tuple[float, float]
+) -> Recipe:
+    task = InductionHeads(n=100, letters=4)
+    return Recipe(
+        task="induction_heads",
+        task_options={"n": 100, "letters": 4},
+        model=TransformerConfig(
+            task.input_vocab,
+            task.target_vocab,
+            length=100,
+            dim=64,
+            attention=hashed,
+            positions="none",
+            rotary=(True, False),
+            recency=recency,
+        ),
+        stages=(Stage(200, sampled, (0.0, 0.0)), Stage(1200, sampled, (0.0, 1.0)), Stage(1600, sampled)),
+    )
+
+
+RECIPES: dict[str, Recipe] = {
+    "match2_paper": _match2_paper(0.1),
+    "match2_direct": _match2_direct(4, 2),
+    "induction_paper": _induction_paper(1.0),
+    "induction_direct": _induction_direct(
+        (SampledCollisionConfig("cross_polytope", 32, 1), SampledCollisionConfig("cross_polytope", 4, 1)),
+        (AnnaConfig("cross_polytope", 32, 1), AnnaConfig("cross_polytope", 4, 1)),
+        (0.0, 0.5),
+    ),
+    "induction_latest": _induction_direct(
+        (SampledCollisionConfig("cross_polytope", 32, 1), SampledLatestConfig("cross_polytope", 4, 1)),
+        (AnnaConfig("cross_polytope", 32, 1), LatestMatchConfig("cross_polytope", 4, 1)),
+        (0.0, 0.0),
+    ),
+}

@@ -1,0 +1,165 @@
+"""Train a recipe: killed at any step and started again, it ends with the same weights, bit for bit."""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from annattn.errors import InputError
+from annattn.experiments.recipe import Recipe, write_recipe
+from annattn.nn import Transformer
+from annattn.nn.checkpoint import load_tensors, read_tensors, save_model, write_json, write_tensors
+from annattn.tasks import Batch
+
+__all__ = ["Progress", "train"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a run has to say after a step: the loss, and the share of wrong tokens in its batch."""
+
+    step: int
+    steps: int
+    loss: float
+    error: float
+    seconds: float
+
+
+def train(
+    recipe: Recipe,
+    *,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    save_every: int = 500,
+    report: Callable[[Progress], None] | None = None,
+    stop_at: int | None = None,
+) -> Transformer:
+    """Run the recipe and return the model with the mechanisms it is meant to run with.
+
+    Args:
+        recipe: what to do.
+        seed: decides the weights at the start, the data and the hash functions of every step.
+        folder: where the state is kept every `save_every` steps, on Ctrl-C and at the end; a run found there is
+            continued if it is the same recipe and seed, and refused if it is another.
+        save_every: steps between two writings.
+        report: called after every step.
+        stop_at: stop before this step, as if interrupted.
+
+    >>> from annattn.experiments import RECIPES
+    >>> model = train(RECIPES["match2_paper"].shortened(0.0005), seed=0)
+    >>> model.config.attention
+    (SoftmaxConfig(beta=0.1),)
+    """
+    run = _Run(recipe, seed, Path(folder) if folder is not None else None)
+    last = recipe.steps if stop_at is None else min(stop_at, recipe.steps)
+    started = time.perf_counter()
+    try:
+        while run.step < last:
+            loss, error = run.advance()
+            if report:
+                report(Progress(run.step, recipe.steps, loss, error, time.perf_counter() - started))
+            if run.step % save_every == 0 and run.step < last:
+                run.save()
+    except KeyboardInterrupt:
+        run.save()
+        raise
+    run.save()
+    return run.model.with_attention(*recipe.model.attention)
+
+
+class _Run:
+    """The model, the optimiser and the number of the next step."""
+
+    def __init__(self, recipe: Recipe, seed: int, folder: Path | None) -> None:
+        self.recipe, self.seed, self.folder = recipe, seed, folder
+        self.task = recipe.make_task()
+        self.model = Transformer(recipe.model, seed=seed)
+        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=recipe.rate)
+        self.step = 0
+        self.dataset = None if recipe.dataset is None else self.task.sample(recipe.dataset, (seed, 0))
+        self._resume()
+
+    def advance(self) -> tuple[float, float]:
+        """One step of gradient descent; the loss and the share of wrong tokens before it."""
+        recipe, step = self.recipe, self.step
+        rng = np.random.default_rng([self.seed, step, 1])
+        batch = self._batch(rng)
+        inputs, targets, mask = (torch.from_numpy(x) for x in (batch.inputs, batch.targets, batch.mask))
+        first = 0 if recipe.farthest is None else int(rng.integers(recipe.farthest - inputs.shape[1] + 1))
+        for group in self.optimiser.param_groups:
+            group["lr"] = self._rate()
+        drawn = int(rng.integers(2**31))
+        model = self.model.with_attention(*recipe.attention_at(step)).draw(drawn)
+        logits = model(inputs, first_position=first)[mask]
+        loss = torch.nn.functional.cross_entropy(logits, targets[mask])
+        if not loss.isfinite():
+            raise InputError(
+                "loss", given=f"{loss.item()} at step {step}", expected="a finite number", hint="lower rate"
+            )
+        self.optimiser.zero_grad()
+        loss.backward()
+        if recipe.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
+        self.optimiser.step()
+        self.step += 1
+        return loss.item(), (logits.argmax(-1) != targets[mask]).double().mean().item()
+
+    def _batch(self, rng: np.random.Generator) -> Batch:
+        if self.dataset is None:
+            return self.task.sample(self.recipe.batch, (self.seed, 1, self.step))
+        rows = rng.integers(len(self.dataset), size=self.recipe.batch)
+        return Batch(self.dataset.inputs[rows], self.dataset.targets[rows], self.dataset.mask[rows])
+
+    def _rate(self) -> float:
+        recipe, step = self.recipe, self.step
+        rate = recipe.rate * min(1.0, (step + 1) / recipe.warmup)
+        if recipe.decay:
+            rate *= 0.05 + 0.95 * (1 + math.cos(math.pi * step / recipe.steps)) / 2
+        return rate
+
+    def save(self) -> None:
+        """Write the state, each file whole or not at all; `run.json`, written last, says which step is there."""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        state = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        for index, values in self.optimiser.state_dict()["state"].items():
+            state |= {f"adam.{index}.{name}": torch.as_tensor(value) for name, value in values.items()}
+        state["step"] = torch.tensor(self.step)
+        # The step is in the same file as the weights, so no kill can separate them.
+        write_tensors(state, self.folder / "state.safetensors")
+        about = {"recipe": write_recipe(self.recipe), "seed": self.seed, "step": self.step}
+        write_json(about, self.folder / "run.json")
+        if self.step == self.recipe.steps:
+            save_model(self.model.with_attention(*self.recipe.model.attention), self.folder / "model", notes=about)
+
+    def _resume(self) -> None:
+        if self.folder is None or not (self.folder / "run.json").exists():
+            return
+        try:
+            about = json.loads((self.folder / "run.json").read_text())
+            known = about["recipe"], about["seed"]
+        except (ValueError, KeyError, TypeError):
+            raise InputError("run", given=f"{self.folder}/run.json, damaged", expected="the JSON of a run") from None
+        if known != (json.loads(json.dumps(write_recipe(self.recipe))), self.seed):
+            raise InputError(
+                "folder", given=f"{self.folder}, which holds another run", expected="an empty folder or the same run"
+            )
+        state = read_tensors(self.folder / "state.safetensors")
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "adam": {}, "step": {}}
+        for name, tensor in state.items():
+            kind, _, rest = name.partition(".")
+            parts[kind][rest] = tensor
+        load_tensors(self.model, parts["model"], str(self.folder / "state.safetensors"))
+        adam: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in parts["adam"].items():
+            index, _, rest = name.partition(".")
+            adam.setdefault(int(index), {})[rest] = tensor
+        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": adam})
+        self.step = int(parts["step"][""])

@@ -1,0 +1,130 @@
+"""Runs repeat, resume bit for bit, and refuse what they cannot continue."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from annattn.errors import InputError
+from annattn.experiments import RECIPES, Recipe, Stage, measure, read_recipe, train, write_recipe
+from annattn.nn import AnnaConfig, SampledCollisionConfig, TransformerConfig, load_model
+
+SAMPLED = SampledCollisionConfig("hyperplane", tables=4, hashes=3)
+TINY = Recipe(
+    task="match2",
+    task_options={"n": 6, "modulus": 5},
+    model=TransformerConfig(6, 2, length=6, dim=16, attention=(AnnaConfig("hyperplane", 4, 3),), is_causal=False),
+    stages=(Stage(12, (SAMPLED,), (0.0, 1.0)), Stage(8, (SAMPLED,))),
+    batch=8,
+    rate=3e-3,
+    warmup=5,
+)
+
+
+def weights(model) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def same(one, other) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
+
+
+@pytest.mark.parametrize("recipe", [TINY, replace(TINY, dataset=64), replace(TINY, farthest=None, clip=None)])
+@pytest.mark.parametrize("stop", [7, 12])
+def test_an_interrupted_run_ends_with_the_same_bits(recipe, stop, tmp_path):
+    whole = train(recipe, seed=3)
+    train(recipe, seed=3, folder=tmp_path, stop_at=stop)
+    assert same(train(recipe, seed=3, folder=tmp_path), whole)
+    assert same(load_model(tmp_path / "model"), whole)
+    assert not same(train(recipe, seed=4), whole)
+
+
+def test_a_killed_process_is_continued(tmp_path):
+    """SIGKILL in the middle, at whatever step that is; what is on disk is a whole state."""
+    program = (
+        "import sys; from tests.experiments.test_training import TINY; from dataclasses import replace\n"
+        "from annattn.experiments import train\n"
+        "train(TINY.shortened(10), seed=3, folder=sys.argv[1], save_every=1)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "run.json").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    step = json.loads((tmp_path / "run.json").read_text())["step"]
+    assert 0 < step < 200
+    recipe = TINY.shortened(10)
+    assert same(train(recipe, seed=3, folder=tmp_path), train(recipe, seed=3))
+
+
+def test_ctrl_c_keeps_the_state(tmp_path):
+    def interrupt(progress):
+        if progress.step == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(TINY, seed=3, folder=tmp_path, report=interrupt)
+    assert json.loads((tmp_path / "run.json").read_text())["step"] == 9
+    assert same(train(TINY, seed=3, folder=tmp_path), train(TINY, seed=3))
+
+
+def test_another_run_in_the_folder_is_refused_and_kept(tmp_path):
+    train(TINY, seed=3, folder=tmp_path, stop_at=2)
+    before = (tmp_path / "state.safetensors").read_bytes()
+    for recipe, seed in ((TINY, 4), (replace(TINY, rate=1e-3), 3)):
+        with pytest.raises(InputError, match="another run"):
+            train(recipe, seed=seed, folder=tmp_path)
+    assert (tmp_path / "state.safetensors").read_bytes() == before
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(InputError, match="damaged"):
+        train(TINY, seed=3, folder=tmp_path)
+
+
+def test_training_lowers_the_loss():
+    losses = []
+    train(TINY.shortened(15), seed=0, report=lambda progress: losses.append(progress.loss))
+    assert len(losses) == 300
+    assert sum(losses[-20:]) < 0.75 * sum(losses[:20])
+
+
+def test_stages_follow_each_other_and_noise_rises():
+    noises = [TINY.attention_at(step)[0].noise for step in range(TINY.steps)]  # type: ignore[attr-defined]
+    assert noises == [pytest.approx(min(1.0, step / 11)) for step in range(20)]
+    with pytest.raises(InputError, match="step"):
+        TINY.attention_at(20)
+
+
+def test_recipes_survive_json():
+    for recipe in (*RECIPES.values(), TINY):
+        assert read_recipe(json.loads(json.dumps(write_recipe(recipe)))) == recipe
+
+
+def test_impossible_recipes_are_refused():
+    with pytest.raises(InputError, match="task"):
+        replace(TINY, task="match3")
+    with pytest.raises(InputError, match="one a layer"):
+        replace(TINY, stages=(Stage(1, (SAMPLED, SAMPLED)),))
+    with pytest.raises(InputError, match="stages"):
+        replace(TINY, stages=())
+
+
+def test_errors_are_shares_of_wrong_tokens_over_draws():
+    longer = replace(TINY, task_options={"n": 12, "modulus": 23}, model=replace(TINY.model, input_vocab=24, length=12))
+    task = longer.make_task()
+    model = train(longer, seed=0)
+    error = measure(model, task, samples=20, draws=3, batch=7)
+    data = task.sample(20, (0, 2), split="test")
+    assert len(error.draws) == 3
+    for share in error.draws:
+        assert 0 <= share <= 1
+        assert round(share * data.targets.size) == pytest.approx(share * data.targets.size)
+    assert measure(model, task, samples=20, draws=3) == error
+    exact = measure(model, task, samples=20, draws=1, data=data)
+    assert exact.draws[0] == error.draws[0]
