@@ -1,7 +1,9 @@
 """The command line as a user meets it: what it prints, and how it exits."""
 
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -25,6 +27,32 @@ def test_mpc_lists_every_protocol():
     done = annattn("mpc", "list")
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in PROTOCOLS)
+    assert "out[place] = word" in done.stdout
+    assert "--value-dim" in done.stdout
+
+
+def test_options_are_written_with_hyphens():
+    done = annattn("mpc", "run", "Sort", "--n", "100", "--word-bits", "8")
+    assert done.returncode == 0, done.stderr
+
+
+def test_of_a_long_run_the_first_and_last_rounds_are_printed():
+    done = annattn("mpc", "run", "Connectivity", "--n", "64")
+    assert done.returncode == 0, done.stderr
+    assert "rounds more" in done.stdout
+    assert len(done.stdout.splitlines()) < 50
+
+
+def test_an_interrupted_run_says_so_in_one_line():
+    program = "from annattn.cli import main; import sys; print('ready', flush=True); main()"
+    call = [sys.executable, "-c", program, "mpc", "run", "Connectivity", "--n", "100000"]
+    with subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout.readline() == "ready\n"
+        time.sleep(3)
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert errors == "annattn: interrupted\n"
 
 
 @pytest.mark.parametrize("further", [(), ("--partners", "8")])
@@ -40,7 +68,13 @@ def test_mpc_runs_a_protocol_and_checks_its_answer(further):
     [
         (("mpc", "run", "KHopp"), "did you mean KHop?"),
         (("mpc", "run", "KHop", "--memory", "2"), "KHop"),
-        (("mpc", "run", "Sort", "--tables", "3"), "parameters"),
+        (("mpc", "run", "Sort", "--tables", "3"), "parameter of Sort: got tables, expected one of width, word_bits"),
+        (("mpc", "run", "KHop", "--k", "2.5"), "'2.5' is not an integer"),
+        (("mpc", "run", "KHop", "--n", "abc"), "'abc' is not an integer"),
+        (("mpc", "run", "Sort", "--width", "-1"), "width: got -1"),
+        (("mpc", "run", "Sum", "--seed", "-1"), "seed: got -1"),
+        (("mpc", "run", "AnnaAttention", "--hasher", "3", "--dim", "4"), "hasher: got 3"),
+        (("mpc", "lsit"), 'Did you mean "list"?'),
     ],
 )
 def test_a_mistake_gets_one_line_and_exit_code_2(arguments, message):

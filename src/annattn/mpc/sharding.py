@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from annattn.errors import ShardingError
-from annattn.mpc.delivery import check_received, check_sent, deliver
+from annattn.mpc.delivery import check_received, check_sent, deliver, step
 from annattn.mpc.local import first_mail
 from annattn.mpc.model import Mail, Numbers, Protocol, check_input
 
@@ -26,7 +26,7 @@ def check_sharding(protocol: Protocol, words: ArrayLike, *, cuts: int = 3, seed:
     rng = np.random.default_rng(seed)
     mail = first_mail(protocol, check_input(protocol, words))
     for round_ in range(protocol.rounds):
-        whole = protocol.step(round_, _copy(mail))
+        whole = step(protocol, round_, _copy(mail))
         check_sent(round_, whole, limits, None)
         check_received(round_, whole, limits)
         for shard_of in _cuts(np.unique(mail.dest), cuts, rng):
@@ -47,7 +47,7 @@ def _compare(protocol: Protocol, round_: int, mail: Mail, whole: Mail, shards: d
         inside = np.isin(mail.dest, machines)
         if not inside.any():
             continue
-        part = protocol.step(round_, _copy(mail.take(inside)))
+        part = step(protocol, round_, _copy(mail.take(inside)))
         foreign = ~np.isin(part.src, machines)
         if foreign.any():
             machine = int(part.src[foreign][0])

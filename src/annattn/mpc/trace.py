@@ -61,10 +61,10 @@ class Trace:
     >>> from annattn.mpc.protocols import Sum
     >>> print(run(Sum(n=5, memory_words=2), [1, 2, 3, 4, 5]).trace.summary())
     machines 3, memory 2 words, 3 rounds, 6 words moved
-    round   words  inbox  outbox  busiest
-        0       3      2       1        0
-        1       2      2       1        0
-        2       1      1       1        0
+    round  words  inbox  outbox  busiest
+        0      3      2       1        0
+        1      2      2       1        0
+        2      1      1       1        0
     """
 
     limits: "Limits"
@@ -91,9 +91,11 @@ class Trace:
         lines = [
             f"machines {limits.machines}, memory {limits.memory_words} words, "
             f"{self.rounds} rounds, {self.words} words moved",
-            "round   words  inbox  outbox  busiest",
         ]
-        lines += [f"{x.round:5d} {x.words:7d} {x.inbox:6d} {x.outbox:7d} {x.busiest:8d}" for x in self.loads]
+        rows = [("round", "words", "inbox", "outbox", "busiest")]
+        rows += [tuple(map(str, (x.round, x.words, x.inbox, x.outbox, x.busiest))) for x in self.loads]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         return "\n".join(lines)
 
     def plot(self, axes: Any = None) -> Any:

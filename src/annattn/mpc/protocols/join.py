@@ -35,7 +35,7 @@ class Join(Problem):
     heads = Heads(keys=[KEY], columns=[TAG, VALUE])
 
     def __init__(self, n: int, memory_words: int) -> None:
-        self._require(n, memory_words)
+        n, memory_words = self._require(n, memory_words)
         self.n = self.input_records = n
         self.match = Match(n=n, width=3, keys=(KEY, TAG), summary=self.heads, memory_words=memory_words)
         self.limits = Limits(self.match.machines, memory_words)

@@ -40,13 +40,13 @@ class PrefixSum(Problem):
     bound = "O(log_s N)"
 
     def __init__(self, n: int, memory_words: int, word_bits: int = 64) -> None:
-        self._require(n, memory_words)
+        n, memory_words = self._require(n, memory_words)
         self.n = self.input_records = n
         self.rows = memory_words - 1
         leaves = -(-n // self.rows)
-        self.total = _Total(word_bits)
         self.scan = Scan(leaves=leaves, width=1, length=1, memory_words=memory_words, base=leaves)
         self.limits = Limits(leaves + self.scan.tree.machines, memory_words, word_bits)
+        self.total = _Total(self.limits.word_bits)
         self.stages = (Stage(self.scan.rounds, self._tree), Stage(1, self._add))
 
     @classmethod

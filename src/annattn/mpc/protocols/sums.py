@@ -25,7 +25,7 @@ class Sum(Problem):
     bound = "O(log_s N)"
 
     def __init__(self, n: int, memory_words: int, word_bits: int = 64) -> None:
-        self._require(n, memory_words)
+        n, memory_words = self._require(n, memory_words)
         self.n = self.input_records = n
         self.limits = Limits(-(-n // memory_words), memory_words, word_bits)
         self.stages = (Stage(self.round_formula(), self._add),)
