@@ -18,13 +18,11 @@ def main() -> None:
     from cyclopts import CycloptsError
 
     try:
-        app(print_error=False, exit_on_error=False)
+        app(sys.argv[1:], print_error=False, exit_on_error=False)
     except (AnnattnError, CycloptsError) as error:
         sys.exit(_failed(2, " ".join(str(error).split())))
     except MemoryError as error:
         sys.exit(_failed(1, f"not enough memory here: {error}"))
-    except KeyboardInterrupt:
-        sys.exit(_failed(130, "interrupted"))
 
 
 def _failed(code: int, message: str) -> int:

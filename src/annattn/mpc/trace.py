@@ -99,17 +99,24 @@ class Trace:
         return "\n".join(lines)
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw the words received per machine and round as a picture, dark is full; gives the matplotlib axes."""
+        """Draw the words received per machine and round: white for none, dark for full; gives the matplotlib axes."""
         try:
-            from matplotlib import pyplot
+            from matplotlib import colormaps, pyplot
         except ImportError as error:
             raise AnnattnError("Trace.plot draws with matplotlib: pip install 'annattn[report]'") from error
+        if not self.loads:
+            raise AnnattnError("Trace.plot has nothing to draw: the run had no rounds")
         if axes is None:
-            _, axes = pyplot.subplots()
-        picture = np.array([load.received for load in self.loads]).reshape(self.rounds, self.limits.machines)
+            _, axes = pyplot.subplots(layout="constrained")
+        limit = self.limits.memory_words
+        picture = np.array([load.received for load in self.loads])
+        # Even one word is to be seen: colours start well away from the white of no words at all.
+        shades = colormaps["viridis_r"].with_extremes(bad="white")
         image = axes.imshow(
-            picture, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, vmax=self.limits.memory_words
+            np.ma.masked_equal(picture, 0), aspect="auto", interpolation="nearest", cmap=shades, vmin=0, vmax=limit
         )
-        axes.set(xlabel="machine", ylabel="round", title=f"words received, of {self.limits.memory_words} allowed")
-        axes.figure.colorbar(image, ax=axes)
+        axes.set(xlabel="machine", ylabel="round", title=f"words received (white: none), {limit} allowed")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+        axes.figure.colorbar(image, ax=axes, label="words")
         return axes
