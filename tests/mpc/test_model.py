@@ -142,6 +142,20 @@ def test_a_step_that_peeks_at_other_machines_is_found(peek):
     assert caught.value.round == 1
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_one_machine_that_looks_at_one_other_among_many_is_found(seed):
+    class Spy(Peeking):
+        limits = Limits(machines=1000, memory_words=1)
+
+    def peek(mail):
+        words = mail.words[:, 0].copy()
+        words[mail.dest == 700] = mail.words[mail.dest == 4, 0].sum()
+        return words
+
+    with pytest.raises(ShardingError, match="round 1, machine 700"):
+        check_sharding(Spy(peek), range(1, 1001), cuts=1, seed=seed)
+
+
 def test_a_step_that_remembers_outside_its_mail_is_found():
     calls = []
 
@@ -227,7 +241,7 @@ def test_options_the_engine_does_not_have_are_refused():
 
 def test_what_is_not_a_protocol_is_refused():
     with pytest.raises(InputError, match="protocol: got"):
-        run(Sum, [1])
+        run(Sum, [1])  # type: ignore[arg-type]
 
 
 WRONG_LIMITS = [
@@ -301,6 +315,13 @@ def test_the_trace_draws_a_row_a_round_and_a_column_a_machine():
     assert axes.images[0].get_array().shape == (protocol.rounds, protocol.limits.machines)
 
 
+def test_a_run_without_rounds_has_nothing_to_draw():
+    pytest.importorskip("matplotlib")
+    still = PerMachine(lambda *_: [], rounds=0, limits=Limits(machines=2, memory_words=4))
+    with pytest.raises(errors.AnnattnError, match="nothing to draw"):
+        run(still, [1, 2]).trace.plot()
+
+
 class Scribbler(Protocol):
     """Adds one to every word, on the paper it came on."""
 
@@ -322,7 +343,7 @@ def test_a_step_that_scribbles_on_its_mail_leaves_the_input_alone(writable):
 
 def test_a_step_that_gives_no_mail_is_named():
     class Silent(Scribbler):
-        def step(self, round, mail):  # noqa: A002
+        def step(self, round, mail):  # type: ignore[override]  # noqa: A002
             return None
 
     with pytest.raises(InputError, match=r"Silent\.step: got NoneType in round 0, expected a Mail"):

@@ -1,6 +1,7 @@
 """Every protocol of PROTOCOLS against its oracle, at its limits, however its machines are cut."""
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,14 +138,16 @@ def test_it_takes_no_records_or_a_negative_number_of_them_for_an_error(name):
 
 @names
 def test_sizes_that_are_not_whole_are_refused(name):
-    for n, memory, what in ((20.0, 200, "n"), ("20", 200, "n"), (20, 200.5, "memory_words")):
+    cases: list[tuple[Any, Any, str]] = [(20.0, 200, "n"), ("20", 200, "n"), (20, 200.5, "memory_words")]
+    for n, memory, what in cases:
         with pytest.raises(InputError, match=f"{what}: got"):
             PROTOCOLS[name](n, memory)
 
 
 @names
 def test_sizes_may_be_integers_of_numpy(name):
-    small, plain = PROTOCOLS[name](np.int16(120), np.int16(3000)), PROTOCOLS[name](120, 3000)
+    n, memory = np.array([120, 3000], np.int16)
+    small, plain = PROTOCOLS[name](n, memory), PROTOCOLS[name](120, 3000)
     assert (small.limits, small.rounds, type(small.n)) == (plain.limits, plain.rounds, int)
 
 
@@ -188,9 +191,10 @@ def test_any_number_of_hops(k):
     protocol = KHop(9, 40, k=k)
     hop = {2: 1, 4: 3, 5: 5, 6: 2, 7: 6, 8: 7}
     expected = []
-    for at in range(9):
+    for start in range(9):
+        at: int | None = start
         for _ in range(min(int(k), 9)):
-            at = hop.get(at)
+            at = None if at is None else hop.get(at)
         expected.append(2**64 - 1 if at is None else int(word[at]))
     assert run(protocol, word).output.tolist() == expected
     assert protocol.rounds == protocol.round_formula()

@@ -115,6 +115,16 @@ def test_a_number_of_shards_that_makes_no_sense_is_refused(shards):
         run(Sort(20, 20), range(20), engine="ray", shards=shards)
 
 
+def test_a_cluster_that_cannot_be_reached_is_named(monkeypatch):
+    def refuse(**_):
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(AnnattnError, match=r"cannot use the cluster at 192\.0\.2\.1:6379"):
+        run(Sort(20, 20), range(20), engine="ray", address="192.0.2.1:6379")
+
+
 def test_a_step_may_scribble_on_its_mail():
     class Scribbler(Protocol):
         limits = Limits(machines=2, memory_words=4)

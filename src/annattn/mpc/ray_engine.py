@@ -48,7 +48,10 @@ def run(
     shards = whole("shards", shards)
     ray = _ray()
     if not ray.is_initialized():
-        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError as error:
+            raise AnnattnError(f"engine 'ray' cannot use the cluster at {address or 'its default address'}") from error
     limits = protocol.limits
     task = ray.remote(_shard_step).options(num_returns=shards + 1, max_retries=RETRIES)
     held = ray.put(protocol)

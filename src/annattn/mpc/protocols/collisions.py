@@ -23,6 +23,7 @@ from annattn.mpc.parts.match import Match
 from annattn.mpc.parts.runs import Sums
 from annattn.mpc.parts.stages import Stage, join_mail, slots
 from annattn.mpc.protocols.problem import Problem
+from annattn.mpc.protocols.sums import tree_depth
 
 __all__ = ["CollisionAttention", "as_reals"]
 
@@ -73,10 +74,9 @@ class CollisionAttention(Problem):
 
     def round_formula(self) -> int:
         """4^d + 2⌈log_a ⌈2ℓn / rows⌉⌉ + 3, with a = ⌊s / summary⌋ - 1."""
-        depth, leaves = 0, -(-2 * self.tables * self.n // self.match.rows)
+        leaves = -(-2 * self.tables * self.n // self.match.rows)
         width = _record(self.bucket_words, self.value_dim)
-        while leaves > 1:
-            depth, leaves = depth + 1, -(-leaves // (self.limits.memory_words // width - 1))
+        depth = tree_depth(leaves, self.limits.memory_words // width - 1)
         return 4 ** len(self.match.sort.columns) + 2 * depth + 3
 
     def scatter(self, words: Words) -> Mail:

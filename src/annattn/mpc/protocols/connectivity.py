@@ -13,6 +13,7 @@ from annattn.mpc.parts.match import Match
 from annattn.mpc.parts.runs import Heads
 from annattn.mpc.parts.stages import Stage, slots
 from annattn.mpc.protocols.problem import Problem
+from annattn.mpc.protocols.sums import tree_depth
 
 __all__ = ["Connectivity"]
 
@@ -65,9 +66,8 @@ class Connectivity(Problem):
 
     def round_formula(self) -> int:
         """(⌈log_(4/3) vertices⌉ + 13)(4^d + 2⌈log_a leaves⌉ + 1)."""
-        depth, leaves = 0, -(-2 * (self.n + self.vertices) // self.match.rows)
-        while leaves > 1:
-            depth, leaves = depth + 1, -(-leaves // (self.limits.memory_words // 6 - 1))
+        leaves = -(-2 * (self.n + self.vertices) // self.match.rows)
+        depth = tree_depth(leaves, self.limits.memory_words // 6 - 1)
         phase = 4 ** len(self.match.sort.columns) + 2 * depth + 1
         return (ceil(log(self.vertices, 4 / 3)) + 13) * phase
 

@@ -10,6 +10,7 @@ from annattn.mpc.parts.stages import Stage, join_mail
 from annattn.mpc.parts.tree import Tree
 from annattn.mpc.protocols.collisions import as_reals
 from annattn.mpc.protocols.problem import Problem
+from annattn.mpc.protocols.sums import tree_depth
 
 __all__ = ["LowRankAttention"]
 
@@ -50,10 +51,8 @@ class LowRankAttention(Problem):
 
     def round_formula(self) -> int:
         """2⌈log_a ⌈n / held⌉⌉ + 1."""
-        depth, reach = 0, 1
-        while reach * self.held < self.n:
-            depth, reach = depth + 1, reach * (self.limits.memory_words // (self.rank * self.value_dim))
-        return 2 * depth + 1
+        arity = self.limits.memory_words // (self.rank * self.value_dim)
+        return 2 * tree_depth(-(-self.n // self.held), arity) + 1
 
     def encode(self, query_features: ArrayLike, key_features: ArrayLike, value: ArrayLike) -> Words:
         """Features and values as the protocol's input."""

@@ -8,6 +8,7 @@ from annattn.mpc.model import Limits, Mail, Numbers, Words, spread
 from annattn.mpc.parts.stages import Stage, to_self
 from annattn.mpc.parts.tree import Scan, Summary
 from annattn.mpc.protocols.problem import Problem, random_words
+from annattn.mpc.protocols.sums import tree_depth
 
 __all__ = ["PrefixSum"]
 
@@ -57,10 +58,7 @@ class PrefixSum(Problem):
     def round_formula(self) -> int:
         """2⌈log_(s-1) ⌈n/(s-1)⌉⌉ + 1."""
         arity = self.limits.memory_words - 1
-        depth, reach = 0, arity
-        while reach < self.n:
-            depth, reach = depth + 1, reach * arity
-        return 2 * depth + 1
+        return 2 * tree_depth(-(-self.n // arity), arity) + 1
 
     def scatter(self, words: Words) -> Mail:
         """One word fewer a machine than it can hold: the place is for the sum of those before."""
