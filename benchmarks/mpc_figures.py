@@ -5,14 +5,16 @@ Every number is printed only after the answer it belongs to was found right. `--
 """
 
 import argparse
-import resource
 import time
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 
 from annattn.mpc import run
 from annattn.mpc.protocols import AnnaAttention, Connectivity, ExactMatchAttention, InductionHead, KHop, Sort
+
+SIZES = [2**e for e in range(10, 21)]
 
 
 def best(function, times: int = 3) -> float:
@@ -43,15 +45,23 @@ def sort_speed(n: int = 1_000_000) -> None:
         )
 
 
+def resident(what: str) -> int:
+    """The bytes of memory this process has (VmRSS) or had at most (VmHWM)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
+    return int(line.split()[1]) * 1024
+
+
 def khop_speed(letters: int, n: int = 2**20, k: int = 16) -> None:
     """Time and memory of KHop; with many letters every jump leaves its machine."""
     protocol = KHop(n, int(n**0.6), k=k)
     words = np.random.default_rng(0).integers(0, letters, n, dtype=np.uint64)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Linux: from here on the peak is counted anew.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
     start = time.perf_counter()
     result = run(protocol, words)
     seconds = time.perf_counter() - start
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    grown = resident("VmHWM") - before
     assert np.array_equal(result.output, protocol.oracle(words))
     tracemalloc.start()
     run(protocol, words)
@@ -60,13 +70,12 @@ def khop_speed(letters: int, n: int = 2**20, k: int = 16) -> None:
     print(
         f"KHop n={n} k={k} s={protocol.limits.memory_words}, {letters} letters: {seconds:.1f} s; asked: at most 60; "
         f"rounds {protocol.rounds}; peak memory {peak / words.nbytes:.1f} x input as allocated, "
-        f"{grown / words.nbytes:.1f} x as the process grew since the last case; asked: at most 20"
+        f"{grown / words.nbytes:.1f} x as the process grew; asked: at most 20"
     )
 
 
-def rounds_table() -> dict[str, list[int]]:
-    """Rounds for N from 2^10 to 2^20 at fixed ε."""
-    sizes = [2**e for e in range(10, 21)]
+def rounds_table() -> tuple[dict[str, list[int]], list[int]]:
+    """Rounds for N from 2^10 to 2^20 at fixed ε, and those of KHop for k from 1 to 1024."""
     makers = {
         "Sort, s = N^0.6": lambda n: Sort(n, int(n**0.6)),
         "Sort, s = 2 N^0.7": lambda n: Sort(n, int(2 * n**0.7)),
@@ -78,9 +87,9 @@ def rounds_table() -> dict[str, list[int]]:
     }
     table = {}
     for name, make in makers.items():
-        table[name] = [make(n).rounds for n in sizes]
+        table[name] = [make(n).rounds for n in SIZES]
         # The count is the protocol's own; runs at the smaller sizes show that it is what happens.
-        for n in sizes[:3]:
+        for n in SIZES[:3]:
             protocol = make(n)
             words = protocol.sample(np.random.default_rng(n))
             result = run(protocol, words)
@@ -89,7 +98,7 @@ def rounds_table() -> dict[str, list[int]]:
         print(f"rounds for N = 2^10 … 2^20: {name}: {table[name]}")
     hops = [KHop(2**16, int(6 * 2 ** (16 * 0.7)), k=2**e).rounds for e in range(11)]
     print(f"rounds for k = 1, 2, 4 … 1024: KHop, N = 2^16: {hops}")
-    return table
+    return table, hops
 
 
 def anna(n: int = 16_384, dim: int = 16, tables: int = 4) -> None:
@@ -123,7 +132,7 @@ def anna(n: int = 16_384, dim: int = 16, tables: int = 4) -> None:
     )
 
 
-def engines(n: int = 200_000) -> None:
+def engines(n: int) -> None:
     """Ray against local."""
     protocol = Sort(n, int(n**0.6), width=2)
     words = protocol.sample(np.random.default_rng(0))
@@ -137,16 +146,29 @@ def engines(n: int = 200_000) -> None:
     print(f"ray, 4 shards, Sort n={n}: {ray:.2f} s against {local:.2f} s, {extra:.0f} ms more a round; identical")
 
 
-def plot(table: dict[str, list[int]], path: str) -> None:
-    """Draw rounds against N."""
+def plot(table: dict[str, list[int]], hops: list[int], path: str) -> None:
+    """Draw rounds against N, and those of KHop against k, on axes where a straight line means linear in a logarithm."""
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots()
+    figure, (constant, growing, hopping) = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
+    alike: dict[tuple[int, ...], list[str]] = {}
     for name, rounds in table.items():
-        axes.plot([2**e for e in range(10, 21)], rounds, marker="o", label=name)
-    axes.set(xscale="log", yscale="log", xlabel="N", ylabel="rounds", title="rounds against N at fixed ε")
-    axes.legend(fontsize=7)
-    figure.savefig(path)
+        alike.setdefault(tuple(rounds), []).append(name)
+    for rounds, names in alike.items():
+        # Protocols with the same rounds are one line with all their names, not lines on top of each other.
+        axes, below = (constant, 5) if len(set(rounds)) == 1 else (growing, -16)
+        axes.plot(SIZES, rounds, marker="o")
+        axes.annotate("\n".join(names), (SIZES[0], rounds[0]), (0, below), textcoords="offset points", fontsize=8)
+    hopping.plot([2**e for e in range(len(hops))], hops, marker="o")
+    for axes, x, title in (
+        (constant, "N", "constant in N"),
+        (growing, "N", "linear in log N"),
+        (hopping, "k", "KHop, N = 2^16: linear in log k"),
+    ):
+        axes.set_xscale("log", base=2)
+        axes.set(xlabel=x, ylabel="rounds", title=title, ylim=(0, 1.2 * axes.get_ylim()[1]))
+        axes.yaxis.get_major_locator().set_params(integer=True)
+    figure.savefig(path, dpi=120)
 
 
 def main() -> None:
@@ -155,15 +177,17 @@ def main() -> None:
     parser.add_argument("--plot", metavar="FILE")
     parser.add_argument("--ray", action="store_true")
     options = parser.parse_args()
-    khop_speed(letters=4)
-    khop_speed(letters=100_000)
+    for letters in (4, 100_000, 2**20):
+        khop_speed(letters)
     sort_speed()
-    table = rounds_table()
+    rounds = rounds_table()
     anna()
     if options.ray:
-        engines()
+        # Few records show what a round itself costs, many what moving them costs.
+        for n in (2_000, 200_000):
+            engines(n)
     if options.plot:
-        plot(table, options.plot)
+        plot(*rounds, options.plot)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,25 @@ import sys
 
 import pytest
 
+from annattn.cli import main
+
 
 def annattn(*arguments: str) -> subprocess.CompletedProcess[str]:
     program = "from annattn.cli import main; main()"
     return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Call the command in this process; gives its exit code, output and errors."""
+
+    def call(*arguments: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["annattn", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return left.value.code, *capsys.readouterr()
+
+    return call
 
 
 def test_demo_checks_its_answers_and_prints_a_table():
@@ -25,6 +40,26 @@ def test_mpc_lists_every_protocol():
     done = annattn("mpc", "list")
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in PROTOCOLS)
+    assert "out[place] = word" in done.stdout
+    assert "--value-dim" in done.stdout
+
+
+def test_options_are_written_with_hyphens(command):
+    assert command("mpc", "run", "Sort", "--n", "100", "--word-bits", "8")[0] == 0
+
+
+def test_of_a_long_run_the_first_and_last_rounds_are_printed(command):
+    code, output, _ = command("mpc", "run", "Connectivity", "--n", "64")
+    assert code == 0
+    assert "rounds more" in output
+    assert len(output.splitlines()) < 50
+
+
+def test_more_records_than_this_machine_holds_get_one_line(command):
+    code, _, errors = command("mpc", "run", "Sum", "--n", str(10**14))
+    assert code == 1
+    assert errors.startswith("annattn: not enough memory here")
+    assert len(errors.splitlines()) == 1
 
 
 @pytest.mark.parametrize("further", [(), ("--partners", "8")])
@@ -40,11 +75,17 @@ def test_mpc_runs_a_protocol_and_checks_its_answer(further):
     [
         (("mpc", "run", "KHopp"), "did you mean KHop?"),
         (("mpc", "run", "KHop", "--memory", "2"), "KHop"),
-        (("mpc", "run", "Sort", "--tables", "3"), "parameters"),
+        (("mpc", "run", "Sort", "--tables", "3"), "parameter of Sort: got tables, expected one of width, word_bits"),
+        (("mpc", "run", "KHop", "--k", "2.5"), "'2.5' is not an integer"),
+        (("mpc", "run", "KHop", "--n", "abc"), "'abc' is not an integer"),
+        (("mpc", "run", "Sort", "--width", "-1"), "width: got -1"),
+        (("mpc", "run", "Sum", "--seed", "-1"), "seed: got -1"),
+        (("mpc", "run", "AnnaAttention", "--hasher", "3", "--dim", "4"), "hasher: got 3"),
+        (("mpc", "lsit"), 'Did you mean "list"?'),
     ],
 )
-def test_a_mistake_gets_one_line_and_exit_code_2(arguments, message):
-    done = annattn(*arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_a_mistake_gets_one_line_and_exit_code_2(arguments, message, command):
+    code, _, errors = command(*arguments)
+    assert code == 2
+    assert message in errors
+    assert len(errors.splitlines()) == 1

@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 
 from annattn import errors, mpc
 from annattn.errors import InputError, LimitError, ShardingError
-from annattn.mpc import Limits, Mail, PerMachine, Protocol, as_words, check_sharding, real_words, run, word_reals
+from annattn.mpc import (
+    Limits,
+    Mail,
+    PerMachine,
+    Protocol,
+    RoundLoad,
+    Trace,
+    as_words,
+    check_sharding,
+    real_words,
+    run,
+    word_reals,
+)
 from annattn.mpc.protocols import Sort, Sum
 
 BREACHES = {
@@ -130,6 +142,20 @@ def test_a_step_that_peeks_at_other_machines_is_found(peek):
     assert caught.value.round == 1
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_one_machine_that_looks_at_one_other_among_many_is_found(seed):
+    class Spy(Peeking):
+        limits = Limits(machines=1000, memory_words=1)
+
+    def peek(mail):
+        words = mail.words[:, 0].copy()
+        words[mail.dest == 700] = mail.words[mail.dest == 4, 0].sum()
+        return words
+
+    with pytest.raises(ShardingError, match="round 1, machine 700"):
+        check_sharding(Spy(peek), range(1, 1001), cuts=1, seed=seed)
+
+
 def test_a_step_that_remembers_outside_its_mail_is_found():
     calls = []
 
@@ -180,7 +206,7 @@ def test_a_step_that_changes_its_mail_in_place_does_not_confuse_the_check():
     check_sharding(Peeking(scribble), range(9))
 
 
-@pytest.mark.parametrize("words", [[-1], [1.5], ["a"], [[[1]]]])
+@pytest.mark.parametrize("words", [[-1], [1.5], ["a"], [[[1]]], [[1], [2, 3]], [2**64], 5, None])
 def test_inputs_that_are_not_words_are_refused(words):
     with pytest.raises(InputError, match="words: got"):
         run(Sum(1, 2), words)
@@ -191,7 +217,45 @@ def test_an_unknown_engine_is_refused():
         run(Sum(1, 2), [1], engine="cloud")
 
 
-@pytest.mark.parametrize("limits", [{"machines": 0}, {"memory_words": 0}, {"word_bits": 65}, {"partners": 0}])
+@pytest.mark.parametrize("column", [[0.5], np.array([2**63 + 1], np.uint64), [2**70], ["a"]])
+def test_machine_numbers_that_are_not_whole_are_refused(column):
+    with pytest.raises(InputError, match=r"Mail\.dest"):
+        Mail(column, [0], [[1]])
+    with pytest.raises(InputError, match=r"Mail\.src"):
+        Mail([0], column, [[1]])
+
+
+def test_bits_of_real_numbers_are_made_from_real_numbers_and_read_from_words():
+    for wrong in ([1j], ["1.5"]):
+        with pytest.raises(InputError, match="real numbers"):
+            real_words(wrong)
+    for wrong in ([1.5], [-1]):
+        with pytest.raises(InputError, match="non-negative integers"):
+            word_reals(wrong)
+
+
+def test_options_the_engine_does_not_have_are_refused():
+    with pytest.raises(InputError, match="option: got 'shards'"):
+        run(Sum(1, 2), [1], shards=3)
+
+
+def test_what_is_not_a_protocol_is_refused():
+    with pytest.raises(InputError, match="protocol: got"):
+        run(Sum, [1])  # type: ignore[arg-type]
+
+
+WRONG_LIMITS = [
+    {"machines": 0},
+    {"machines": 2.5},
+    {"memory_words": 0},
+    {"memory_words": "8"},
+    {"word_bits": 65},
+    {"partners": 0},
+    {"partners": 2.5},
+]
+
+
+@pytest.mark.parametrize("limits", WRONG_LIMITS)
 def test_limits_that_make_no_sense_are_refused(limits):
     with pytest.raises(InputError):
         Limits(**{"machines": 1, "memory_words": 1, **limits})
@@ -249,6 +313,79 @@ def test_the_trace_draws_a_row_a_round_and_a_column_a_machine():
     protocol = Sort(50, 40, width=2)
     axes = run(protocol, protocol.sample(np.random.default_rng(0))).trace.plot()
     assert axes.images[0].get_array().shape == (protocol.rounds, protocol.limits.machines)
+
+
+def test_a_run_without_rounds_has_nothing_to_draw():
+    pytest.importorskip("matplotlib")
+    still = PerMachine(lambda *_: [], rounds=0, limits=Limits(machines=2, memory_words=4))
+    with pytest.raises(errors.AnnattnError, match="nothing to draw"):
+        run(still, [1, 2]).trace.plot()
+
+
+class Scribbler(Protocol):
+    """Adds one to every word, on the paper it came on."""
+
+    limits = Limits(machines=2, memory_words=4)
+    rounds = 3
+
+    def step(self, round, mail):  # noqa: A002
+        mail.words[:] += np.uint64(1)
+        return Mail(mail.dest, mail.dest, mail.words)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_step_that_scribbles_on_its_mail_leaves_the_input_alone(writable):
+    words = np.array([1, 2, 3], np.uint64)
+    words.flags.writeable = writable
+    assert run(Scribbler(), words).output.tolist() == [4, 5, 6]
+    assert words.tolist() == [1, 2, 3]
+
+
+def test_a_step_that_gives_no_mail_is_named():
+    class Silent(Scribbler):
+        def step(self, round, mail):  # type: ignore[override]  # noqa: A002
+            return None
+
+    with pytest.raises(InputError, match=r"Silent\.step: got NoneType in round 0, expected a Mail"):
+        run(Silent(), [1])
+
+
+def test_a_run_goes_on_when_nobody_has_anything_to_say():
+    silent = PerMachine(lambda *_: [], rounds=3, limits=Limits(machines=2, memory_words=4))
+    for words in ([], [[1, 2], [3, 4]]):
+        result = run(silent, words)
+        assert result.output.shape == (0,)
+        assert (result.trace.rounds, result.trace.words) == (3, 0)
+        check_sharding(silent, words)
+
+
+@pytest.mark.parametrize(
+    "sent", [None, [3], [(0, 1.5)], [(0.5, 1)], [(0, (1.5,))], [(0, ())], [(0, "12")], [(2**70, 1)]]
+)
+def test_a_lifted_function_that_gives_something_else_is_told_what_is_wanted(sent):
+    lifted = PerMachine(lambda *_: sent, rounds=1, limits=Limits(machines=2, memory_words=4))
+    with pytest.raises(InputError, match=r"message: got .* from machine 0 in round 0"):
+        run(lifted, [1])
+
+
+def test_a_lifted_functions_own_errors_are_not_hidden():
+    def lazy(*_):
+        yield 0, int("x")
+
+    with pytest.raises(ValueError, match="invalid literal"):
+        run(PerMachine(lazy, rounds=1, limits=Limits(machines=2, memory_words=4)), [1])
+
+
+@pytest.mark.parametrize("rounds", [-1, 1.5])
+def test_a_number_of_rounds_that_makes_no_sense_is_refused(rounds):
+    with pytest.raises(InputError, match="rounds: got"):
+        PerMachine(lambda *_: [], rounds=rounds, limits=Limits(machines=2, memory_words=4))
+
+
+def test_columns_of_the_summary_stay_in_line_when_numbers_are_large():
+    loads = tuple(RoundLoad(r, np.array([10 ** (6 * r)]), np.array([5])) for r in range(3))
+    lines = Trace(Limits(1, 10**15), loads).summary().splitlines()[1:]
+    assert len({len(line) for line in lines}) == 1
 
 
 def test_messages_of_unequal_length_are_refused():

@@ -1,6 +1,7 @@
 """Every protocol of PROTOCOLS against its oracle, at its limits, however its machines are cut."""
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ from annattn.mpc import check_sharding, run, with_partners
 from annattn.mpc.protocols import (
     PROTOCOLS,
     AnnaAttention,
+    Broadcast,
     Connectivity,
     ExactMatchAttention,
     InductionHead,
     KHop,
+    Permute,
     Problem,
     Sort,
     ThreeSum,
@@ -133,6 +136,70 @@ def test_it_takes_no_records_or_a_negative_number_of_them_for_an_error(name):
             PROTOCOLS[name](n, 100)
 
 
+@names
+def test_sizes_that_are_not_whole_are_refused(name):
+    cases: list[tuple[Any, Any, str]] = [(20.0, 200, "n"), ("20", 200, "n"), (20, 200.5, "memory_words")]
+    for n, memory, what in cases:
+        with pytest.raises(InputError, match=f"{what}: got"):
+            PROTOCOLS[name](n, memory)
+
+
+@names
+def test_sizes_may_be_integers_of_numpy(name):
+    n, memory = np.array([120, 3000], np.int16)
+    small, plain = PROTOCOLS[name](n, memory), PROTOCOLS[name](120, 3000)
+    assert (small.limits, small.rounds, type(small.n)) == (plain.limits, plain.rounds, int)
+
+
+PARAMETER_CASES = [
+    (name, option) for name in PROTOCOLS for option in PROTOCOLS[name].parameters() if option not in ("hasher", "seed")
+]
+
+
+@pytest.mark.parametrize(("name", "option"), PARAMETER_CASES)
+def test_parameters_that_are_not_whole_and_positive_are_refused(name, option):
+    for wrong in (0, -1, 1.5, "2"):
+        with pytest.raises(InputError, match=f"{option}: got"):
+            PROTOCOLS[name](20, 2000, **{option: wrong})
+        if option not in ("word_bits", "k"):
+            with pytest.raises(InputError, match=f"{option}: got"):
+                PROTOCOLS[name].least_memory(20, **{option: wrong})
+
+
+@names
+def test_a_parameter_it_does_not_have_is_refused(name):
+    with pytest.raises(InputError, match=f"parameter of {name}: got wdith"):
+        PROTOCOLS[name].least_memory(20, wdith=2)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda bits: Sort(300, 100, width=2, word_bits=bits), lambda bits: Permute(300, 9, bits)]
+)
+def test_words_too_small_for_a_place_are_refused_before_the_run(make):
+    make(9)
+    with pytest.raises(InputError, match="word_bits: got 8, expected at least 9"):
+        make(8)
+
+
+def test_the_callers_memory_is_no_measure_of_the_machines():
+    assert run(Broadcast(3, 2**50), [5]).output.tolist() == [5, 5, 5]
+
+
+@pytest.mark.parametrize("k", [2**48 - 1, 2**53 - 1, 2**70, np.int64(5)])
+def test_any_number_of_hops(k):
+    word = np.array([1, 2, 1, 3, 1, 1, 2, 1, 2], np.uint64)
+    protocol = KHop(9, 40, k=k)
+    hop = {2: 1, 4: 3, 5: 5, 6: 2, 7: 6, 8: 7}
+    expected = []
+    for start in range(9):
+        at: int | None = start
+        for _ in range(min(int(k), 9)):
+            at = None if at is None else hop.get(at)
+        expected.append(2**64 - 1 if at is None else int(word[at]))
+    assert run(protocol, word).output.tolist() == expected
+    assert protocol.rounds == protocol.round_formula()
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     keys=st.lists(st.integers(0, 3), min_size=1, max_size=200),
@@ -219,9 +286,39 @@ def test_three_sum_uses_a_number_as_often_as_it_occurs(numbers):
     assert run(protocol, protocol.encode(numbers)).output == expected
 
 
-def test_numbers_too_large_to_add_three_of_are_refused():
+@pytest.mark.parametrize("number", [2**61, -(2**61), -(2**63), 2**63])
+def test_numbers_too_large_to_add_three_of_are_refused(number):
     with pytest.raises(InputError, match=r"2\^61"):
-        ThreeSum(1, 20).encode([2**61])
+        ThreeSum(1, 20).encode(np.array([number]))
+
+
+@pytest.mark.parametrize("third", [0, 1])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("others", [0, 60])
+def test_the_largest_numbers_allowed_add_up(third, sign, others):
+    numbers = np.array([2**61 - 1, -(2**60), -(2**60) + third, *range(2**61 - 1 - others, 2**61 - 1)])
+    protocol = ThreeSum(len(numbers), ThreeSum.least_memory(len(numbers)))
+    expected = any(sum(three) == 0 for three in combinations(numbers.tolist(), 3))
+    assert run(protocol, protocol.encode(sign * numbers)).output == expected
+
+
+def test_bucket_codes_that_would_wrap_are_refused():
+    with pytest.raises(InputError, match="int64"):
+        AnnaAttention(1, 40).encode(np.array([[2**64 - 1]], np.uint64), [[-1]], [[1.0]])
+
+
+@pytest.mark.parametrize("value", [[["a"]], [[1j]]])
+def test_values_that_are_not_real_are_refused(value):
+    with pytest.raises(InputError, match=r"value: got .* expected real numbers"):
+        ExactMatchAttention(1, 40).encode([[1]], [[1]], np.array(value))
+
+
+@pytest.mark.parametrize(("query", "key"), [(np.nan, 1), (1, np.nan), (np.nan, np.nan)])
+def test_attention_in_which_nobody_takes_part_is_zero(query, key):
+    protocol = ExactMatchAttention(3, 60, value_dim=2)
+    words = protocol.encode(np.full((3, 1), query), np.full((3, 1), key), np.ones((3, 2)))
+    assert run(protocol, words).output.tolist() == [[0, 0]] * 3
+    assert run(with_partners(protocol, 2), words).output.tolist() == [[0, 0]] * 3
 
 
 @pytest.mark.parametrize(

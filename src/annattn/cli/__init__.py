@@ -15,8 +15,16 @@ def main() -> None:
         if missing.name not in ("cyclopts", "rich"):
             raise
         sys.exit(f"annattn: the command line needs {missing.name}; install it with: pip install 'annattn[cli]'")
+    from cyclopts import CycloptsError
+
     try:
-        app()
-    except AnnattnError as error:
-        sys.stderr.write(f"annattn: {error}\n")
-        sys.exit(2)
+        app(sys.argv[1:], print_error=False, exit_on_error=False)
+    except (AnnattnError, CycloptsError) as error:
+        sys.exit(_failed(2, " ".join(str(error).split())))
+    except MemoryError as error:
+        sys.exit(_failed(1, f"not enough memory here: {error}"))
+
+
+def _failed(code: int, message: str) -> int:
+    sys.stderr.write(f"annattn: {message}\n")
+    return code

@@ -1,45 +1,75 @@
 """`annattn mpc`: list the protocols, or run one and check its answer."""
 
 import difflib
-from typing import Literal
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import cyclopts
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.padding import Padding
+from rich.text import Text
 
 from annattn.errors import InputError
+from annattn.mpc import Trace, with_partners
 from annattn.mpc import run as run_protocol
-from annattn.mpc import with_partners
-from annattn.mpc.protocols import PROTOCOLS
+from annattn.mpc.protocols import PROTOCOLS, Problem
 
 __all__ = ["mpc"]
 
 mpc = cyclopts.App(name="mpc", help="Massively parallel computation: protocols under enforced limits.")
 
+SHOWN = 40
+"""Rounds that are printed; of longer runs the first and the last half of these."""
+
+
+def _whole(_: type, tokens: Sequence[cyclopts.Token]) -> int:
+    # The parser's own conversion rounds 2.5 to 2.
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"{tokens[0].value!r} is not an integer") from None
+
+
+Whole = Annotated[int, cyclopts.Parameter(converter=_whole)]
+
 
 @mpc.command(name="list")
 def list_protocols() -> None:
-    """List the protocols, what they compute and the published bound on their rounds.
+    """List the protocols, what they compute, what they can be told and the published bound on their rounds.
 
     Example: annattn mpc list
     """
-    table = Table("protocol", "what it computes", "published rounds")
+    console = Console(highlight=False)
     for name, problem in PROTOCOLS.items():
-        table.add_row(name, (problem.__doc__ or "").split("\n")[0], getattr(problem, "bound", ""))
-    Console().print(table)
+        options = ", ".join(f"--{option.replace('_', '-')}" for option in _options(problem))
+        what = (problem.__doc__ or "").split("\n")[0].replace("`", "")
+        console.print(Text(name, style="bold"))
+        # Plain text: brackets in it are no markup.
+        for line in (what, f"published rounds: {problem.bound}", f"parameters: {options}" if options else ""):
+            if line:
+                console.print(Padding(Text(line), (0, 0, 0, 4)))
+
+
+def _options(problem: type[Problem]) -> list[str]:
+    """The parameters that can be given on a command line."""
+    names = problem.parameters()
+    # A function cannot be; and the length of its rows says nothing without it.
+    hidden = {"hasher", "dim", "seed"} if "hasher" in names else {"seed"}
+    return [name for name in names if name not in hidden]
 
 
 @mpc.command(name="run")
 def run(
     protocol: str,
     *,
-    n: int = 1024,
-    memory: int | None = None,
+    n: Whole = 1024,
+    memory: Whole | None = None,
     engine: Literal["local", "ray"] = "local",
-    partners: int | None = None,
-    seed: int = 0,
-    **parameters: int,
+    partners: Whole | None = None,
+    seed: Whole = 0,
+    **parameters: Whole,
 ) -> None:
     """Run a protocol on a random input, check its answer with the oracle, and print the load of every round.
 
@@ -52,25 +82,36 @@ def run(
         engine: in this process, or on Ray.
         partners: how many others a machine may send to and hear from in a round; no limit unless given.
         seed: decides the input.
-        parameters: further parameters of the protocol, such as --k or --tables.
+        parameters: further parameters of the protocol, such as --k or --tables: see `annattn mpc list`.
     """
     if protocol not in PROTOCOLS:
         near = difflib.get_close_matches(protocol, PROTOCOLS, 1, 0.4)
         hint = f"did you mean {near[0]}?" if near else "see annattn mpc list"
         raise InputError("protocol", given=repr(protocol), expected=f"one of {', '.join(PROTOCOLS)}", hint=hint)
+    if seed < 0:
+        raise InputError("seed", given=seed, expected="an integer of at least 0")
     kind = PROTOCOLS[protocol]
-    try:
-        words = 2 * kind.least_memory(n, **parameters) if memory is None else memory
-        problem = kind(n, words, **parameters)
-    except TypeError as wrong:
-        raise InputError("parameters", given=parameters, expected=f"those of {protocol}", hint=str(wrong)) from None
-    given = problem.sample(np.random.default_rng(seed))
+    chosen = {name.replace("-", "_"): value for name, value in parameters.items()}
+    kind.check_names(chosen)
+    words = 2 * kind.least_memory(n, **chosen) if memory is None else memory
+    problem = kind(n, words, **chosen)
     runs = problem if partners is None else with_partners(problem, partners, seed=seed)
-    output, trace = run_protocol(runs, given, engine=engine)
+    given = problem.sample(np.random.default_rng(seed))
+    output, trace = run_protocol(runs, given, engine=engine, progress=sys.stderr.isatty())
     right = problem.agrees(output, problem.oracle(given))
-    console = Console(highlight=False)
-    console.print(trace.summary())
-    console.print(f"rounds {trace.rounds}; published: {problem.bound}")
-    console.print("the answer equals the oracle's" if right else "[bold]the answer is WRONG[/bold]")
+    lines = [_shortened(trace), f"rounds {problem.rounds}; published: {problem.bound}"]
+    if partners is not None:
+        lines.append(f"rounds with {partners} partners {trace.rounds}; published: O(R·(1+γ)²/ρ²) for R rounds")
+    lines.append("the answer equals the oracle's" if right else "the answer is WRONG")
+    sys.stdout.write("\n".join(lines) + "\n")
     if not right:
         raise SystemExit(1)
+
+
+def _shortened(trace: Trace) -> str:
+    """The summary, without the rounds in the middle of a long run."""
+    head, *rounds = trace.summary().splitlines()
+    if len(rounds) > SHOWN + 2:
+        left_out = len(rounds) - 1 - SHOWN
+        rounds = [*rounds[: 1 + SHOWN // 2], f"… {left_out} rounds more …", *rounds[-(SHOWN // 2) :]]
+    return "\n".join([head, *rounds])

@@ -3,13 +3,14 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from annattn.errors import DestinationError, InboxError, OutboxError, PartnersError, SourceError, WordError
-from annattn.mpc.model import Limits, Mail, Numbers
+from annattn.errors import DestinationError, InboxError, InputError, OutboxError, PartnersError, SourceError, WordError
+from annattn.mpc.model import Limits, Mail, Numbers, Protocol
 from annattn.mpc.order import stable_order
 from annattn.mpc.trace import RoundLoad
 
 __all__ = [
     "check_inboxes",
+    "check_lengths",
     "check_partners",
     "check_received",
     "check_sent",
@@ -18,7 +19,19 @@ __all__ = [
     "loads",
     "partners",
     "round_load",
+    "step",
 ]
+
+
+def step(protocol: Protocol, round_: int, mail: Mail) -> Mail:
+    """What the machines send in a round: the protocol's step, and nothing when nobody has mail."""
+    if len(mail) == 0:
+        return mail
+    sent = protocol.step(round_, mail)
+    if not isinstance(sent, Mail):
+        given = f"{type(sent).__name__} in round {round_}"
+        raise InputError(f"{type(protocol).__name__}.step", given=given, expected="a Mail")
+    return sent
 
 
 def check_sent(round_: int, mail: Mail, limits: Limits, senders: NDArray[np.bool_] | None) -> None:
@@ -52,6 +65,13 @@ def check_sent(round_: int, mail: Mail, limits: Limits, senders: NDArray[np.bool
         raise OutboxError(round=round_, machine=machine, limit=limits.memory_words, amount=amount)
     if limits.partners is not None:
         check_partners(round_, partners(mail.src, mail.dest, limits.machines), limits.partners)
+
+
+def check_lengths(round_: int, lengths: set[int]) -> None:
+    """Raise if messages of one round have different lengths."""
+    if len(lengths) > 1:
+        given = f"lengths {sorted(lengths)} in round {round_}"
+        raise InputError("messages", given=given, expected="one length a round", hint="fill up with zeros")
 
 
 def check_received(round_: int, mail: Mail, limits: Limits) -> None:
@@ -108,15 +128,19 @@ def deliver(mail: Mail, machines: int) -> Mail:
 def deliver_all(sent: list[Mail], machines: int) -> Mail:
     """`deliver` for the one mail in a list, which is emptied: if nobody else holds the mail, half the memory does."""
     mail = sent.pop()
-    columns = [mail.words, mail.src, mail.dest]
+    if len(mail) == 0:
+        # Nothing has no width; say 1, so that it is the same whatever the shards.
+        return Mail([], [], [])
+    # At a million records every copy counts: machine numbers wait in as few bytes as they need.
+    small = np.min_scalar_type(machines)
+    words, dest, src = [mail.words], mail.dest.astype(small), mail.src.astype(small)
     del mail
-    order = stable_order(columns[1], machines)
-    if order is None:
-        order = stable_order(columns[2], machines)
-    else:
-        by_dest = stable_order(columns[2][order], machines)
-        order = order if by_dest is None else order[by_dest]
-    if order is None:
-        return Mail(*columns[::-1])
-    # Each column is let go when its successor is there.
-    return Mail(*[np.take(columns.pop(), order, axis=0) for _ in range(3)])
+    order = stable_order(src, machines)
+    by_dest = stable_order(dest if order is None else dest[order], machines)
+    if by_dest is not None:
+        order = by_dest if order is None else order[by_dest]
+        del by_dest
+    if order is not None:
+        words, dest, src = [np.take(words.pop(), order, axis=0)], dest[order], src[order]
+        del order
+    return Mail(dest.astype(np.int64), src.astype(np.int64), words.pop())

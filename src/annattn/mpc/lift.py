@@ -1,11 +1,14 @@
 """Trying something quickly: a protocol from a plain function of one machine."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from operator import index
+from typing import Any
 
 import numpy as np
 
 from annattn.errors import InputError
-from annattn.mpc.model import Limits, Mail, Protocol
+from annattn.mpc.delivery import check_lengths
+from annattn.mpc.model import Limits, Mail, Protocol, whole
 
 __all__ = ["MachineStep", "Message", "PerMachine"]
 
@@ -27,7 +30,7 @@ class PerMachine(Protocol):
     """
 
     def __init__(self, function: MachineStep, *, rounds: int, limits: Limits) -> None:
-        self.function, self.rounds, self.limits = function, rounds, limits
+        self.function, self.rounds, self.limits = function, whole("rounds", rounds, low=0), limits
 
     def step(self, round: int, mail: Mail) -> Mail:  # noqa: A002 - the model's word
         """The function's messages, machine by machine."""
@@ -37,17 +40,34 @@ class PerMachine(Protocol):
             inbox = [
                 (int(s), tuple(map(int, w))) for s, w in zip(mail.src[start:end], mail.words[start:end], strict=True)
             ]
-            for to, message in self.function(round, machine, inbox):
+            for to, message in _messages(round, machine, self.function(round, machine, inbox)):
                 dest.append(to)
                 src.append(machine)
-                words.append((message,) if isinstance(message, (int, np.integer)) else tuple(message))
-        if len({len(message) for message in words}) > 1:
-            lengths = sorted({len(message) for message in words})
-            given = f"lengths {lengths} in round {round}"
-            raise InputError("messages", given=given, expected="one length a round", hint="fill up with zeros")
-        for machine, message in zip(src, words, strict=True):
-            if min(message) < 0 or max(message) >= 2**64:
-                given = f"{message} from machine {machine} in round {round}"
-                raise InputError("message", given=given, expected="integers from 0 to 2^64 - 1")
-        width = len(words[0]) if words else 1
-        return Mail(dest, src, np.array(words, dtype=np.uint64).reshape(-1, width))
+                words.append(message)
+        lengths = {len(message) for message in words}
+        check_lengths(round, lengths)
+        return Mail(dest, src, np.array(words, dtype=np.uint64).reshape(-1, max(lengths, default=1)))
+
+
+def _messages(round_: int, machine: int, sent: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """What a machine's function gave, as (destination, words); refused unless that is what it is."""
+    for message in sent if isinstance(sent, Iterable) else [sent]:
+        checked = _message(message)
+        if checked is None:
+            given = f"{message!r} from machine {machine} in round {round_}"
+            expected = "(machine, word) or (machine, tuple of words), words from 0 to 2^64 - 1"
+            raise InputError("message", given=given, expected=expected)
+        yield checked
+
+
+def _message(message: Any) -> tuple[int, tuple[int, ...]] | None:
+    try:
+        to, given = message
+        machine, words = (
+            index(to),
+            tuple(map(index, given if isinstance(given, (tuple, list, np.ndarray)) else [given])),
+        )
+    except (TypeError, ValueError):
+        return None
+    fits = len(words) > 0 and min(words) >= 0 and max(words) < 2**64 and abs(machine) < 2**63
+    return (machine, words) if fits else None

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from annattn.mpc.delivery import check_received, check_sent, deliver, deliver_all, loads
+from annattn.mpc.delivery import check_received, check_sent, deliver, deliver_all, loads, step
 from annattn.mpc.model import Limits, Mail, Protocol, Result, Words
 from annattn.mpc.trace import RoundLoad, Trace
 
@@ -19,7 +19,7 @@ def run(protocol: Protocol, words: Words, *, progress: Callable[[RoundLoad, int]
     for round_ in range(protocol.rounds):
         senders = np.zeros(limits.machines, bool)
         senders[mail.dest] = True
-        sent = [protocol.step(round_, mail)]
+        sent = [step(protocol, round_, mail)]
         # What was received is no longer needed, and what was sent only until it is delivered.
         del mail
         check_sent(round_, sent[0], limits, senders)
@@ -33,7 +33,8 @@ def run(protocol: Protocol, words: Words, *, progress: Callable[[RoundLoad, int]
 def first_mail(protocol: Protocol, words: Words) -> Mail:
     """The input in its machines' inboxes, held to the same limits as any mail (but for partners: nobody sent it)."""
     limits = protocol.limits
-    mail = protocol.scatter(words)
+    # A step may use its mail as scratch paper; the input is the caller's.
+    mail = protocol.scatter(words.copy())
     unsent = Limits(limits.machines, limits.memory_words, limits.word_bits)
     check_sent(-1, mail, unsent, None)
     check_received(-1, mail, unsent)

@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import signature
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,11 +26,28 @@ __all__ = [
     "real_words",
     "run",
     "spread",
+    "whole",
     "word_reals",
 ]
 
 Words = NDArray[np.uint64]
 Numbers = NDArray[np.int64]
+
+
+def whole(name: str, value: Any, low: int = 1, high: int | None = None) -> int:
+    """The value as a Python integer, refused unless it is whole and from `low` to `high`.
+
+    >>> whole("k", np.int8(3))
+    3
+    """
+    try:
+        number = index(value)
+    except TypeError:
+        number = None
+    if number is None or number < low or (high is not None and number > high):
+        expected = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+        raise InputError(name, given=repr(value) if number is None else number, expected=expected)
+    return number
 
 
 @dataclass(frozen=True)
@@ -45,12 +64,10 @@ class Limits:
     partners: int | None = None
 
     def __post_init__(self) -> None:
-        for name, low, high in (("machines", 1, 2**62), ("memory_words", 1, 2**62), ("word_bits", 1, 64)):
+        for name, high in (("machines", 2**62), ("memory_words", 2**62), ("word_bits", 64), ("partners", None)):
             value = getattr(self, name)
-            if not low <= value <= high:
-                raise InputError(name, given=value, expected=f"an integer from {low} to {high}")
-        if self.partners is not None and self.partners < 1:
-            raise InputError("partners", given=self.partners, expected="an integer of at least 1, or None for no limit")
+            if name != "partners" or value is not None:
+                object.__setattr__(self, name, whole(name, value, high=high))
 
     @property
     def largest_word(self) -> int:
@@ -76,10 +93,8 @@ class Mail:
     words: Words
 
     def __init__(self, dest: ArrayLike, src: ArrayLike, words: ArrayLike) -> None:
-        columns = {"dest": np.asarray(dest, dtype=np.int64), "src": np.asarray(src, dtype=np.int64)}
-        block = np.asarray(words)
-        if block.dtype != np.uint64:
-            block = as_words(block)
+        columns = {"dest": _machine_numbers("dest", dest), "src": _machine_numbers("src", src)}
+        block = as_words(words)
         if block.ndim == 1:
             block = block[:, None]
         for name, column in columns.items():
@@ -107,22 +122,37 @@ class Mail:
         return Mail(self.dest[index], self.src[index], np.take(self.words, index, axis=0))
 
 
+def _machine_numbers(name: str, values: ArrayLike) -> Numbers:
+    given = np.asarray(values)
+    if given.dtype == np.int64:
+        return given
+    if given.size == 0:
+        return given.astype(np.int64)
+    if given.dtype.kind not in "iu" or (given.dtype == np.uint64 and int(given.max()) >= 2**63):
+        raise InputError(f"Mail.{name}", given=f"{given.dtype} {given.flat[0]} …", expected="integers below 2^63")
+    return given.astype(np.int64)
+
+
 def as_words(values: ArrayLike) -> Words:
     """Integers as words, refused when negative or not whole: nothing is wrapped or clipped on the way in.
 
     >>> as_words([1, 2])
     array([1, 2], dtype=uint64)
     """
-    given = np.asarray(values)
+    expected = "non-negative integers below 2^64"
+    try:
+        given = np.asarray(values)
+    except ValueError:
+        raise InputError("words", given="rows of different lengths", expected="rows of one length") from None
     if given.dtype == np.uint64:
         return given
     if given.size == 0:
         return given.astype(np.uint64)
     if given.dtype.kind not in "iub":
-        hint = "real values travel as bit patterns: see annattn.mpc.real_words"
-        raise InputError("words", given=f"an array of {given.dtype}", expected="non-negative integers", hint=hint)
+        hint = "real values travel as bit patterns: see annattn.mpc.real_words" if given.dtype.kind == "f" else ""
+        raise InputError("words", given=f"an array of {given.dtype}", expected=expected, hint=hint)
     if given.dtype.kind == "i" and given.min() < 0:
-        raise InputError("words", given=int(given.min()), expected="non-negative integers below 2^64")
+        raise InputError("words", given=int(given.min()), expected=expected)
     return given.astype(np.uint64)
 
 
@@ -132,7 +162,10 @@ def real_words(values: ArrayLike) -> Words:
     >>> int(real_words([1.0])[0]) == 0x3FF0000000000000
     True
     """
-    return np.ascontiguousarray(values, dtype=np.float64).view(np.uint64)
+    given = np.asarray(values)
+    if given.dtype.kind not in "fiub":
+        raise InputError("values", given=f"an array of {given.dtype}", expected="real numbers")
+    return np.ascontiguousarray(given, dtype=np.float64).view(np.uint64)
 
 
 def word_reals(words: ArrayLike) -> NDArray[np.float64]:
@@ -141,7 +174,7 @@ def word_reals(words: ArrayLike) -> NDArray[np.float64]:
     >>> word_reals(real_words([0.1, -2.5]))
     array([ 0.1, -2.5])
     """
-    return np.ascontiguousarray(words, dtype=np.uint64).view(np.float64)
+    return np.ascontiguousarray(as_words(words)).view(np.float64)
 
 
 class Protocol(ABC):
@@ -217,12 +250,17 @@ def run(
     engines: Mapping[str, Callable[..., Result]] = {"local": local.run, "ray": ray_engine.run}
     if engine not in engines:
         raise InputError("engine", given=repr(engine), expected=f"one of {', '.join(map(repr, engines))}")
+    for name in options:
+        if name not in signature(engines[engine]).parameters:
+            raise InputError("option", given=repr(name), expected=f"one that the engine {engine!r} has")
     block = check_input(protocol, words)
     return engines[engine](protocol, block, progress=reporter(progress), **options)
 
 
 def check_input(protocol: Protocol, words: ArrayLike) -> Words:
     """The input as words, refused when it has not the size the protocol was made for."""
+    if not isinstance(protocol, Protocol):
+        raise InputError("protocol", given=repr(protocol), expected="a Protocol, such as Sum(n=5, memory_words=2)")
     block = as_words(words)
     if block.ndim not in (1, 2):
         raise InputError("words", given=f"shape {block.shape}", expected="one word, or one row of words, a record")

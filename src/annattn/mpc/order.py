@@ -1,6 +1,7 @@
 """Stable orders of machine numbers and of words, the only expensive thing an engine or a protocol does."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ __all__ = ["Order", "order_within", "stable_order"]
 Order = NDArray[np.int64]
 
 
-def stable_order(column: NDArray[np.int64], bound: int) -> Order | None:
+def stable_order(column: NDArray[np.integer[Any]], bound: int) -> Order | None:
     """The stable sorting permutation of numbers in [0, bound), or None when they are sorted already.
 
     >>> stable_order(np.array([1, 0, 1]), 2)
@@ -20,8 +21,9 @@ def stable_order(column: NDArray[np.int64], bound: int) -> Order | None:
         return None
     if bound > 2**32:
         return np.argsort(column, kind="stable")
-    # NumPy sorts 16-bit integers by radix, several times faster than wider ones: so sort by halves.
-    order = np.argsort((column & 0xFFFF).astype(np.uint16), kind="stable")
+    # NumPy sorts 16-bit integers by radix, several times faster than wider ones: so sort by halves. The cast keeps the
+    # lower half.
+    order = np.argsort(column.astype(np.uint16), kind="stable")
     if bound > 2**16:
         order = order[np.argsort((column >> 16).astype(np.uint16)[order], kind="stable")]
     return order

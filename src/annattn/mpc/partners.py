@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from annattn.errors import InputError
 from annattn.mpc.delivery import check_received, check_sent
 from annattn.mpc.mixing import mixed
-from annattn.mpc.model import Mail, Numbers, Protocol, Words
+from annattn.mpc.model import Mail, Numbers, Protocol, Words, whole
 from annattn.mpc.order import order_within
 from annattn.mpc.parts.stages import slots
 
@@ -43,9 +42,7 @@ def with_partners(
     >>> int(run(thrifty, range(9)).output), thrifty.limits.partners
     (36, 2)
     """
-    if partners < 2:
-        raise InputError("partners", given=partners, expected="an integer of at least 2")
-    return PartneredProtocol(protocol, partners, memory_words, seed)
+    return PartneredProtocol(protocol, whole("partners", partners, low=2), memory_words, seed)
 
 
 class PartneredProtocol(Protocol):
@@ -135,7 +132,7 @@ class PartneredProtocol(Protocol):
 
     def _arrived(self, turn: int, mail: Mail) -> Mail:
         """The mail as the protocol itself would have found it."""
-        if turn == 0:
+        if turn == 0 or len(mail) == 0:
             return mail
         origin = mail.words[:, self.header - 1]
         if self.header == 1:

@@ -4,23 +4,36 @@ A task is a pure function of its shard's mail. When its worker dies Ray runs it 
 is its mail, so nothing is lost with a process.
 """
 
+import logging
+import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from annattn.errors import AnnattnError, InputError, LimitError
-from annattn.mpc.delivery import check_inboxes, check_partners, check_sent, deliver, partners, round_load
+from annattn.errors import AnnattnError, LimitError
+from annattn.mpc.delivery import (
+    check_inboxes,
+    check_lengths,
+    check_partners,
+    check_sent,
+    deliver,
+    partners,
+    round_load,
+    step,
+)
 from annattn.mpc.local import first_mail
-from annattn.mpc.model import Limits, Mail, Numbers, Protocol, Result, Words
+from annattn.mpc.model import Limits, Mail, Numbers, Protocol, Result, Words, whole
 from annattn.mpc.parts.stages import join_mail
 from annattn.mpc.trace import RoundLoad, Trace
 
 __all__ = ["Piece", "run"]
 
 Piece = tuple[Numbers, Numbers, Words]
+RETRIES = 10
+"""How often a task that lost its worker is run again; a step that kills its worker every time must come to an end."""
 
 
 def run(
@@ -32,21 +45,29 @@ def run(
     address: str | None = None,
 ) -> Result:
     """Run every round as `shards` Ray tasks; starts Ray on this machine unless it runs or `address` names a cluster."""
-    if shards < 1:
-        raise InputError("shards", given=shards, expected="an integer of at least 1")
+    shards = whole("shards", shards)
     ray = _ray()
     if not ray.is_initialized():
-        ray.init(address=address, include_dashboard=False, log_to_driver=False)
+        try:
+            ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError as error:
+            raise AnnattnError(f"engine 'ray' cannot use the cluster at {address or 'its default address'}") from error
     limits = protocol.limits
-    # A task that lost its worker is run again as often as it takes: it has no side effects.
-    task = ray.remote(_shard_step).options(num_returns=shards + 1, max_retries=-1)
+    task = ray.remote(_shard_step).options(num_returns=shards + 1, max_retries=RETRIES)
     held = ray.put(protocol)
     mail = first_mail(protocol, words)
     inboxes = [[ray.put(piece)] for piece in _cut(mail, limits.machines, shards)]
     record: list[RoundLoad] = []
     for round_ in range(protocol.rounds):
         sent = [task.remote(held, round_, shards, *inbox) for inbox in inboxes]
-        reports = ray.get([refs[0] for refs in sent])
+        try:
+            reports: list[_Report] = ray.get([refs[0] for refs in sent])
+        except ray.exceptions.WorkerCrashedError as died:
+            message = f"round {round_}: a worker died in the same step {RETRIES + 1} times"
+            raise AnnattnError(f"{message}; engine 'local' shows what the step does") from died
+        for report in reports:
+            if report.failed is not None:
+                raise report.failed[0] from AnnattnError(f"in a worker of Ray:\n{report.failed[1]}")
         pieces = [refs[1:] for refs in sent]
         if any(report.broken for report in reports):
             _raise(round_, reports, [ray.get(list(refs)) for refs in pieces], limits)
@@ -65,41 +86,53 @@ def _ray() -> Any:
     return ray
 
 
+def _nobody() -> NDArray[np.int64]:
+    return np.zeros(0, np.int64)
+
+
 @dataclass(frozen=True)
 class _Report:
-    """What a shard tells of its round: who had mail, words sent and received, partners heard, a limit it broke."""
+    """What a shard tells of its round: who had mail, words sent and received, partners heard, the width of its mail.
+
+    Or what went wrong: a limit it broke, or what its step raised and where.
+    """
 
     senders: NDArray[np.bool_]
-    sent: NDArray[np.int64]
-    received: NDArray[np.int64]
-    heard: NDArray[np.int64] | None
-    broken: LimitError | None
+    sent: NDArray[np.int64] = field(default_factory=_nobody)
+    received: NDArray[np.int64] = field(default_factory=_nobody)
+    heard: NDArray[np.int64] | None = None
+    width: int | None = None
+    broken: LimitError | None = None
+    failed: tuple[Exception, str] | None = None
 
 
 def _shard_step(protocol: Protocol, round_: int, shards: int, *inbox: Piece) -> tuple[Any, ...]:
     """One round of one shard: its report, and its mail for every shard (all of it for the first if a limit broke)."""
+    nothing = _columns(Mail([], [], []))
     limits = protocol.limits
     # The object store's arrays are read-only; a step may use its mail as scratch paper.
     columns = (np.require(column, requirements="W") for column in _columns(deliver(_joined(inbox), limits.machines)))
     mail = Mail(*columns)
     senders = np.zeros(limits.machines, bool)
     senders[mail.dest] = True
-    out = protocol.step(round_, mail) if len(mail) else mail
-    none = np.zeros(0, np.int64)
+    try:
+        out = step(protocol, round_, mail)
+    except Exception as error:
+        return _Report(senders, failed=(error, traceback.format_exc())), *[nothing] * shards
     try:
         check_sent(round_, out, limits, senders)
     except LimitError as broken:
-        nothing = out.take(none)
-        pieces = [out, *[nothing] * (shards - 1)]
-        return _Report(senders, none, none, None, broken), *map(_columns, pieces)
+        return _Report(senders, broken=broken), _columns(out), *[nothing] * (shards - 1)
     sent = np.bincount(out.src, minlength=limits.machines) * out.width
     received = np.bincount(out.dest, minlength=limits.machines) * out.width
     heard = None if limits.partners is None else partners(out.dest, out.src, limits.machines)
-    return _Report(senders, sent, received, heard, None), *_cut(out, limits.machines, shards)
+    width = out.width if len(out) else None
+    return _Report(senders, sent, received, heard, width), *_cut(out, limits.machines, shards)
 
 
 def _merge(round_: int, reports: Sequence[_Report], limits: Limits) -> RoundLoad:
     """The round's loads from its shards', held to what a machine may receive; senders of two shards never coincide."""
+    check_lengths(round_, {report.width for report in reports if report.width is not None})
     sent = np.sum([report.sent for report in reports], axis=0)
     received = np.sum([report.received for report in reports], axis=0)
     check_inboxes(round_, received, limits)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from annattn.errors import ShardingError
-from annattn.mpc.delivery import check_received, check_sent, deliver
+from annattn.mpc.delivery import check_received, check_sent, deliver, step
 from annattn.mpc.local import first_mail
 from annattn.mpc.model import Mail, Numbers, Protocol, check_input
 
@@ -16,8 +16,9 @@ __all__ = ["check_sharding"]
 def check_sharding(protocol: Protocol, words: ArrayLike, *, cuts: int = 3, seed: int = 0) -> None:
     """Run a protocol and raise unless every round's mail is the same however its machines are cut into shards.
 
-    The cuts are: every machine alone (256 of them if there are more), even against odd machines, and `cuts` random
-    ones. It also finds a step that depends on anything but its arguments, if two calls happen to differ.
+    The cuts are: every machine alone (256 of them if there are more), one for each bit of a machine's number, so that
+    any two machines are apart in one of them, and `cuts` random ones. It also finds a step that depends on anything but
+    its arguments, if two calls happen to differ.
 
     >>> from annattn.mpc.protocols import Sum
     >>> check_sharding(Sum(n=5, memory_words=2), [1, 2, 3, 4, 5])
@@ -26,7 +27,7 @@ def check_sharding(protocol: Protocol, words: ArrayLike, *, cuts: int = 3, seed:
     rng = np.random.default_rng(seed)
     mail = first_mail(protocol, check_input(protocol, words))
     for round_ in range(protocol.rounds):
-        whole = protocol.step(round_, _copy(mail))
+        whole = step(protocol, round_, _copy(mail))
         check_sent(round_, whole, limits, None)
         check_received(round_, whole, limits)
         for shard_of in _cuts(np.unique(mail.dest), cuts, rng):
@@ -36,7 +37,8 @@ def check_sharding(protocol: Protocol, words: ArrayLike, *, cuts: int = 3, seed:
 
 def _cuts(machines: Numbers, cuts: int, rng: np.random.Generator) -> Iterator[dict[int, Numbers]]:
     yield dict(enumerate(machines[rng.permutation(len(machines))[:256], None]))
-    yield {0: machines[machines % 2 == 0], 1: machines[machines % 2 == 1]}
+    for bit in range(int(machines.max(initial=0)).bit_length()):
+        yield {side: machines[machines >> bit & 1 == side] for side in (0, 1)}
     for _ in range(cuts):
         shard = rng.integers(0, rng.integers(2, 6), len(machines))
         yield {int(i): machines[shard == i] for i in np.unique(shard)}
@@ -47,7 +49,7 @@ def _compare(protocol: Protocol, round_: int, mail: Mail, whole: Mail, shards: d
         inside = np.isin(mail.dest, machines)
         if not inside.any():
             continue
-        part = protocol.step(round_, _copy(mail.take(inside)))
+        part = step(protocol, round_, _copy(mail.take(inside)))
         foreign = ~np.isin(part.src, machines)
         if foreign.any():
             machine = int(part.src[foreign][0])

@@ -61,10 +61,10 @@ class Trace:
     >>> from annattn.mpc.protocols import Sum
     >>> print(run(Sum(n=5, memory_words=2), [1, 2, 3, 4, 5]).trace.summary())
     machines 3, memory 2 words, 3 rounds, 6 words moved
-    round   words  inbox  outbox  busiest
-        0       3      2       1        0
-        1       2      2       1        0
-        2       1      1       1        0
+    round  words  inbox  outbox  busiest
+        0      3      2       1        0
+        1      2      2       1        0
+        2      1      1       1        0
     """
 
     limits: "Limits"
@@ -91,23 +91,32 @@ class Trace:
         lines = [
             f"machines {limits.machines}, memory {limits.memory_words} words, "
             f"{self.rounds} rounds, {self.words} words moved",
-            "round   words  inbox  outbox  busiest",
         ]
-        lines += [f"{x.round:5d} {x.words:7d} {x.inbox:6d} {x.outbox:7d} {x.busiest:8d}" for x in self.loads]
+        rows = [("round", "words", "inbox", "outbox", "busiest")]
+        rows += [tuple(map(str, (x.round, x.words, x.inbox, x.outbox, x.busiest))) for x in self.loads]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         return "\n".join(lines)
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw the words received per machine and round as a picture, dark is full; gives the matplotlib axes."""
+        """Draw the words received per machine and round: white for none, dark for full; gives the matplotlib axes."""
         try:
-            from matplotlib import pyplot
+            from matplotlib import colormaps, pyplot
         except ImportError as error:
             raise AnnattnError("Trace.plot draws with matplotlib: pip install 'annattn[report]'") from error
+        if not self.loads:
+            raise AnnattnError("Trace.plot has nothing to draw: the run had no rounds")
         if axes is None:
-            _, axes = pyplot.subplots()
-        picture = np.array([load.received for load in self.loads]).reshape(self.rounds, self.limits.machines)
+            _, axes = pyplot.subplots(layout="constrained")
+        limit = self.limits.memory_words
+        picture = np.array([load.received for load in self.loads])
+        # Even one word is to be seen: colours start well away from the white of no words at all.
+        shades = colormaps["viridis_r"].with_extremes(bad="white")
         image = axes.imshow(
-            picture, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, vmax=self.limits.memory_words
+            np.ma.masked_equal(picture, 0), aspect="auto", interpolation="nearest", cmap=shades, vmin=0, vmax=limit
         )
-        axes.set(xlabel="machine", ylabel="round", title=f"words received, of {self.limits.memory_words} allowed")
-        axes.figure.colorbar(image, ax=axes)
+        axes.set(xlabel="machine", ylabel="round", title=f"words received (white: none), {limit} allowed")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+        axes.figure.colorbar(image, ax=axes, label="words")
         return axes

@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from annattn.errors import InputError
-from annattn.mpc.model import Words, real_words, word_reals
+from annattn.mpc.model import Words, real_words, whole, word_reals
 from annattn.mpc.protocols.collisions import CollisionAttention, as_reals
-from annattn.mpc.protocols.problem import positive
 
 __all__ = ["AnnaAttention", "Hasher"]
 
@@ -41,9 +40,11 @@ class AnnaAttention(CollisionAttention):
     ) -> None:
         if (hasher is None) != (dim is None):
             raise InputError("dim", given=dim, expected="the length of a row with a hasher, None without")
-        positive("tables", tables)
-        self._require(n, memory_words, tables=tables, value_dim=positive("value_dim", value_dim), dim=dim)
-        self.hasher, self.side_words = hasher, tables if dim is None else positive("dim", dim)
+        if hasher is not None and not callable(hasher):
+            raise InputError("hasher", given=repr(hasher), expected="a function of rows to codes")
+        n, memory_words = self._require(n, memory_words, tables=tables, value_dim=value_dim, dim=dim)
+        tables, value_dim = int(tables), int(value_dim)
+        self.hasher, self.side_words = hasher, tables if dim is None else int(dim)
         self.bucket_words, self.value_dim, self.tables = 2, value_dim, tables
         self.row_words = 2 * self.side_words + value_dim
         self._build(n, memory_words)
@@ -51,8 +52,9 @@ class AnnaAttention(CollisionAttention):
     @classmethod
     def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:
         """Whether the records of one token fit a machine and all can be sorted."""
-        tables, values = parameters.get("tables", 1), parameters.get("value_dim", 1)
-        side = parameters.get("dim") or tables
+        tables, values = (whole(name, parameters.get(name, 1)) for name in ("tables", "value_dim"))
+        side = parameters.get("dim")
+        side = tables if side is None else whole("dim", side)
         return cls._enough(n, memory_words, 2, values, tables, 2 * side + values)
 
     def encode(self, query: ArrayLike, key: ArrayLike, value: ArrayLike) -> Words:
@@ -102,6 +104,6 @@ def _codes(name: str, codes: ArrayLike, n: int, tables: int) -> Words:
     if given.shape != (n, tables) or given.dtype.kind not in "iu":
         expected = f"integer bucket codes of shape ({n}, {tables})"
         raise InputError(name, given=f"{given.dtype} of shape {given.shape}", expected=expected)
-    return (
-        np.ascontiguousarray(given).astype(np.int64, copy=False).view(np.uint64) if given.dtype.kind == "i" else given
-    )
+    if given.dtype == np.uint64 and given.size and int(given.max()) >= 2**63:
+        raise InputError(name, given=int(given.max()), expected="bucket codes that int64 holds")
+    return np.ascontiguousarray(given, dtype=np.int64).view(np.uint64)

@@ -25,7 +25,7 @@ class Broadcast(Problem):
     input_records = 1
 
     def __init__(self, n: int, memory_words: int, word_bits: int = 64) -> None:
-        self._require(n, memory_words)
+        n, memory_words = self._require(n, memory_words)
         self.n = n
         self.limits = Limits(-(-n // memory_words), memory_words, word_bits)
         self.stages = (Stage(self.round_formula(), self._copy),)
@@ -41,7 +41,7 @@ class Broadcast(Problem):
 
     def _copy(self, i: int, mail: Mail) -> Mail:
         # Machine j tells machines j·s … j·s + s-1; in the last round it writes its own s copies, places j·s and on.
-        s, last = self.limits.memory_words, i == self.rounds - 1
+        s, last = min(self.limits.memory_words, self.n), i == self.rounds - 1
         src = np.repeat(mail.dest, s)
         place = (mail.dest[:, None] * s + np.arange(s)).ravel()
         keep = place < (self.n if last else self.limits.machines)

@@ -23,6 +23,7 @@ from annattn.mpc.parts.match import Match
 from annattn.mpc.parts.runs import Sums
 from annattn.mpc.parts.stages import Stage, join_mail, slots
 from annattn.mpc.protocols.problem import Problem
+from annattn.mpc.protocols.sums import tree_depth
 
 __all__ = ["CollisionAttention", "as_reals"]
 
@@ -73,10 +74,9 @@ class CollisionAttention(Problem):
 
     def round_formula(self) -> int:
         """4^d + 2⌈log_a ⌈2ℓn / rows⌉⌉ + 3, with a = ⌊s / summary⌋ - 1."""
-        depth, leaves = 0, -(-2 * self.tables * self.n // self.match.rows)
+        leaves = -(-2 * self.tables * self.n // self.match.rows)
         width = _record(self.bucket_words, self.value_dim)
-        while leaves > 1:
-            depth, leaves = depth + 1, -(-leaves // (self.limits.memory_words // width - 1))
+        depth = tree_depth(leaves, self.limits.memory_words // width - 1)
         return 4 ** len(self.match.sort.columns) + 2 * depth + 3
 
     def scatter(self, words: Words) -> Mail:
@@ -116,10 +116,8 @@ class CollisionAttention(Problem):
     def _divide(self, i: int, mail: Mail) -> Mail:
         mail = mail.take(order_within(mail.dest, [mail.words[:, 0]]))
         # Keep the tables of a token in the order in which they came, so that sums are the same on every engine.
-        starts = (
-            np.flatnonzero(np.append(True, mail.words[1:, 0] != mail.words[:-1, 0])) if len(mail) else np.zeros(0, int)
-        )
-        total = np.add.reduceat(word_reals(mail.words[:, 1:]), starts, axis=0) if len(mail) else np.zeros((0, 2))
+        starts = np.flatnonzero(np.append(True, mail.words[1:, 0] != mail.words[:-1, 0]))
+        total = np.add.reduceat(word_reals(mail.words[:, 1:]), starts, axis=0)
         count = total[:, -1:]
         mean = np.divide(total[:, :-1], count, out=np.zeros_like(total[:, :-1]), where=count > 0)
         machine = mail.dest[starts]
@@ -128,7 +126,8 @@ class CollisionAttention(Problem):
     def gather(self, mail: Mail) -> NDArray[np.float64]:
         """The attention's output, (n, value_dim); a token whose query has no bucket gets zeros."""
         out = np.zeros((self.n, self.value_dim))
-        out[mail.words[:, 0].astype(np.int64)] = word_reals(mail.words[:, 1:])
+        if len(mail):
+            out[mail.words[:, 0].astype(np.int64)] = word_reals(mail.words[:, 1:])
         return out
 
     def agrees(self, output: Any, expected: Any) -> bool:
@@ -148,7 +147,8 @@ def _token(bucket: int, values: int, tables: int, row: int) -> int:
 
 def as_reals(name: str, array: ArrayLike, n: int, dim: int) -> NDArray[np.float64]:
     """A float64 matrix of the given shape, or an error that says so."""
-    matrix = np.asarray(array, dtype=np.float64)
-    if matrix.shape != (n, dim):
-        raise InputError(name, given=f"shape {matrix.shape}", expected=f"({n}, {dim})")
-    return matrix
+    matrix = np.asarray(array)
+    if matrix.shape != (n, dim) or matrix.dtype.kind not in "fiub":
+        given, expected = f"{matrix.dtype} of shape {matrix.shape}", f"real numbers of shape ({n}, {dim})"
+        raise InputError(name, given=given, expected=expected)
+    return matrix.astype(np.float64)

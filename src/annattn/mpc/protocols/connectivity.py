@@ -7,12 +7,13 @@ import numpy as np
 
 from annattn.errors import AnnattnError, InputError
 from annattn.mpc.mixing import mixed
-from annattn.mpc.model import Limits, Mail, Words, spread
+from annattn.mpc.model import Limits, Mail, Words, spread, whole
 from annattn.mpc.order import order_within
 from annattn.mpc.parts.match import Match
 from annattn.mpc.parts.runs import Heads
 from annattn.mpc.parts.stages import Stage, slots
-from annattn.mpc.protocols.problem import Problem, positive
+from annattn.mpc.protocols.problem import Problem
+from annattn.mpc.protocols.sums import tree_depth
 
 __all__ = ["Connectivity"]
 
@@ -22,7 +23,7 @@ QUIET = np.uint64(2**63)
 
 
 class Connectivity(Problem):
-    """For n edges on `vertices` vertices, the smallest vertex of each vertex's component, by random mates.
+    """The smallest vertex of each vertex's component, for n edges among V = `vertices` of them, by random mates.
 
     Every vertex starts as a component of its own. In each phase every component tosses a coin, a hash of (seed, phase,
     label) that anyone can compute; a component of tails with an edge to one of heads takes that one's label. To do so
@@ -42,9 +43,8 @@ class Connectivity(Problem):
     heads = Heads(keys=[LABEL], columns=[TAG, OTHER])
 
     def __init__(self, n: int, memory_words: int, vertices: int | None = None, seed: int = 0) -> None:
-        positive("n", n)
-        vertices = positive("vertices", n if vertices is None else vertices)
-        self._require(n, memory_words, vertices=vertices)
+        n, memory_words = self._require(n, memory_words, vertices=vertices)
+        vertices = n if vertices is None else int(vertices)
         self.n = self.input_records = n
         self.vertices, self.seed = vertices, seed
         # An item, an edge or a vertex, has up to two records.
@@ -59,15 +59,15 @@ class Connectivity(Problem):
     @classmethod
     def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:
         """Whether two records for every edge and vertex can be sorted."""
-        vertices = parameters.get("vertices") or n
+        vertices = parameters.get("vertices")
+        vertices = n if vertices is None else whole("vertices", vertices)
         length = cls.heads.length
         return Match.fits(n=2 * (n + vertices), width=3, length=length, memory_words=memory_words)
 
     def round_formula(self) -> int:
         """(⌈log_(4/3) vertices⌉ + 13)(4^d + 2⌈log_a leaves⌉ + 1)."""
-        depth, leaves = 0, -(-2 * (self.n + self.vertices) // self.match.rows)
-        while leaves > 1:
-            depth, leaves = depth + 1, -(-leaves // (self.limits.memory_words // 6 - 1))
+        leaves = -(-2 * (self.n + self.vertices) // self.match.rows)
+        depth = tree_depth(leaves, self.limits.memory_words // 6 - 1)
         phase = 4 ** len(self.match.sort.columns) + 2 * depth + 1
         return (ceil(log(self.vertices, 4 / 3)) + 13) * phase
 
@@ -143,9 +143,17 @@ class Connectivity(Problem):
         return rng.integers(0, self.vertices, (self.n, 2), dtype=np.uint64)
 
     def oracle(self, words: Words) -> Words:
-        """Relabel whole components edge by edge."""
-        label = list(range(self.vertices))
+        """Walk from every vertex that nobody has reached yet, lowest first."""
+        beside: list[list[int]] = [[] for _ in range(self.vertices)]
         for a, b in words.tolist():
-            low, high = sorted((label[a], label[b]))
-            label = [low if x == high else x for x in label]
+            beside[a].append(b)
+            beside[b].append(a)
+        label = [-1] * self.vertices
+        for start in range(self.vertices):
+            walk = [start]
+            while walk:
+                vertex = walk.pop()
+                if label[vertex] < 0:
+                    label[vertex] = start
+                    walk.extend(beside[vertex])
         return np.array(label, np.uint64)

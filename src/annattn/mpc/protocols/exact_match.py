@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from annattn.mpc.model import Words, real_words, word_reals
+from annattn.mpc.model import Words, real_words, whole, word_reals
 from annattn.mpc.protocols.collisions import CollisionAttention, as_reals
-from annattn.mpc.protocols.problem import positive
 
 __all__ = ["ExactMatchAttention"]
 
@@ -24,14 +23,15 @@ class ExactMatchAttention(CollisionAttention):
     """
 
     def __init__(self, n: int, memory_words: int, dim: int = 1, value_dim: int = 1) -> None:
-        self._require(n, memory_words, dim=positive("dim", dim), value_dim=positive("value_dim", value_dim))
+        n, memory_words = self._require(n, memory_words, dim=dim, value_dim=value_dim)
+        dim, value_dim = int(dim), int(value_dim)
         self.bucket_words, self.value_dim, self.tables, self.row_words = dim, value_dim, 1, 2 * dim + value_dim
         self._build(n, memory_words)
 
     @classmethod
     def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:
         """Whether one token's records fit a machine and all can be sorted."""
-        dim, values = parameters.get("dim", 1), parameters.get("value_dim", 1)
+        dim, values = (whole(name, parameters.get(name, 1)) for name in ("dim", "value_dim"))
         return cls._enough(n, memory_words, dim, values, 1, 2 * dim + values)
 
     def encode(self, query: ArrayLike, key: ArrayLike, value: ArrayLike) -> Words:
@@ -58,7 +58,7 @@ class ExactMatchAttention(CollisionAttention):
         query, key, value = np.split(word_reals(words), [dim, 2 * dim], axis=1)
         out = np.zeros((self.n, self.value_dim))
         for i in range(self.n):
-            near = [value[j] for j in range(self.n) if all(a == b for a, b in zip(query[i], key[j], strict=True))]
-            if near:
-                out[i] = np.mean(near, axis=0)
+            near = (query[i] == key).all(axis=1)
+            if near.any():
+                out[i] = value[near].mean(axis=0)
         return out

@@ -33,7 +33,7 @@ class InductionHead(Problem):
     bound = "O(1/ε)"
 
     def __init__(self, n: int, memory_words: int) -> None:
-        self._require(n, memory_words)
+        n, memory_words = self._require(n, memory_words)
         self.n = self.input_records = n
         self.plan = plan_sort(n, self._capacity(memory_words))
         self.limits = Limits(self.plan.machines, memory_words)

@@ -10,6 +10,7 @@ from annattn.mpc.parts.match import Match
 from annattn.mpc.parts.runs import Heads
 from annattn.mpc.parts.stages import Stage, slots
 from annattn.mpc.protocols.problem import Problem, random_words
+from annattn.mpc.protocols.sums import tree_depth
 
 __all__ = ["Join"]
 
@@ -35,7 +36,7 @@ class Join(Problem):
     heads = Heads(keys=[KEY], columns=[TAG, VALUE])
 
     def __init__(self, n: int, memory_words: int) -> None:
-        self._require(n, memory_words)
+        n, memory_words = self._require(n, memory_words)
         self.n = self.input_records = n
         self.match = Match(n=n, width=3, keys=(KEY, TAG), summary=self.heads, memory_words=memory_words)
         self.limits = Limits(self.match.machines, memory_words)
@@ -48,9 +49,7 @@ class Join(Problem):
 
     def round_formula(self) -> int:
         """4^d + 2⌈log_a ⌈n / rows⌉⌉ + 1, with a = ⌊s/6⌋ - 1 summaries a node."""
-        depth, leaves = 0, -(-self.n // self.match.rows)
-        while leaves > 1:
-            depth, leaves = depth + 1, -(-leaves // (self.limits.memory_words // 6 - 1))
+        depth = tree_depth(-(-self.n // self.match.rows), self.limits.memory_words // 6 - 1)
         return 4 ** len(self.match.sort.columns) + 2 * depth + 1
 
     def scatter(self, words: Words) -> Mail:

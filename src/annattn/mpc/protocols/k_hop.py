@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from annattn.mpc.model import Limits, Mail, Words, spread
+from annattn.mpc.model import Limits, Mail, Words, spread, whole
 from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
 from annattn.mpc.parts.stages import Stage, slots
 from annattn.mpc.protocols.induction_head import NOTHING, check_letters, hop_letters, record_before, show_last
-from annattn.mpc.protocols.problem import Problem, positive
+from annattn.mpc.protocols.problem import Problem
 
 __all__ = ["KHop"]
 
@@ -34,9 +34,9 @@ class KHop(Problem):
     bound = "O(1/ε + log k)"
 
     def __init__(self, n: int, memory_words: int, k: int = 1) -> None:
-        self._require(n, memory_words, k=positive("k", k))
+        n, memory_words = self._require(n, memory_words, k=k)
         self.n = self.input_records = n
-        self.k = k
+        self.k = k = whole("k", k)
         self.plan = plan_sort(n, memory_words // 3)
         self.held = memory_words // 6
         self.limits = Limits(max(self.plan.machines, -(-n // self.held)), memory_words)
@@ -54,7 +54,7 @@ class KHop(Problem):
 
     def round_formula(self) -> int:
         """4^d + 2 + 2(⌊log2 k⌋ + 1)."""
-        return 4 ** len(self.plan.columns) + 4 + 2 * int(np.log2(self.k))
+        return 4 ** len(self.plan.columns) + 2 + 2 * self.k.bit_length()
 
     def scatter(self, words: Words) -> Mail:
         """As many letters a machine as sorting allows."""

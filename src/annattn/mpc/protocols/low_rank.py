@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from annattn.mpc.model import Limits, Mail, Numbers, Words, real_words, spread, word_reals
+from annattn.mpc.model import Limits, Mail, Numbers, Words, real_words, spread, whole, word_reals
 from annattn.mpc.parts.stages import Stage, join_mail
 from annattn.mpc.parts.tree import Tree
 from annattn.mpc.protocols.collisions import as_reals
-from annattn.mpc.protocols.problem import Problem, positive
+from annattn.mpc.protocols.problem import Problem
+from annattn.mpc.protocols.sums import tree_depth
 
 __all__ = ["LowRankAttention"]
 
@@ -30,7 +31,8 @@ class LowRankAttention(Problem):
     bound = "O(1/(ε'-ε))"
 
     def __init__(self, n: int, memory_words: int, rank: int = 1, value_dim: int = 1) -> None:
-        self._require(n, memory_words, rank=positive("rank", rank), value_dim=positive("value_dim", value_dim))
+        n, memory_words = self._require(n, memory_words, rank=rank, value_dim=value_dim)
+        rank, value_dim = int(rank), int(value_dim)
         self.n = self.input_records = n
         self.rank, self.value_dim = rank, value_dim
         self.input_width = 2 * rank + value_dim
@@ -44,15 +46,13 @@ class LowRankAttention(Problem):
     @classmethod
     def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:
         """Whether a node holds two matrices and a leaf a token besides one."""
-        rank, values = parameters.get("rank", 1), parameters.get("value_dim", 1)
+        rank, values = (whole(name, parameters.get(name, 1)) for name in ("rank", "value_dim"))
         return memory_words >= 2 * rank * values and _held(memory_words, rank, values) >= 1
 
     def round_formula(self) -> int:
         """2⌈log_a ⌈n / held⌉⌉ + 1."""
-        depth, reach = 0, 1
-        while reach * self.held < self.n:
-            depth, reach = depth + 1, reach * (self.limits.memory_words // (self.rank * self.value_dim))
-        return 2 * depth + 1
+        arity = self.limits.memory_words // (self.rank * self.value_dim)
+        return 2 * tree_depth(-(-self.n // self.held), arity) + 1
 
     def encode(self, query_features: ArrayLike, key_features: ArrayLike, value: ArrayLike) -> Words:
         """Features and values as the protocol's input."""
@@ -134,9 +134,9 @@ class LowRankAttention(Problem):
         return self.encode(query, key, rng.uniform(-1, 1, (self.n, self.value_dim)))
 
     def oracle(self, words: Words) -> NDArray[np.float64]:
-        """The n x n matrix Q'K'ᵀ, times V."""
+        """The n x n matrix Q'K'ᵀ, times V, a row at a time."""
         query, key, value = np.split(word_reals(words), [self.rank, 2 * self.rank], axis=1)
-        return (query @ key.T) @ value
+        return np.array([(row @ key.T) @ value for row in query])
 
 
 def _held(memory_words: int, rank: int, values: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 from annattn.errors import InputError
 from annattn.mpc.model import Limits, Mail, Words, spread
 from annattn.mpc.parts.stages import Stage
-from annattn.mpc.protocols.problem import Problem, random_words
+from annattn.mpc.protocols.problem import Problem, check_places, random_words
 
 __all__ = ["Permute"]
 
@@ -24,7 +24,8 @@ class Permute(Problem):
     bound = "O(1)"
 
     def __init__(self, n: int, memory_words: int, word_bits: int = 64) -> None:
-        self._require(n, memory_words)
+        n, memory_words = self._require(n, memory_words)
+        check_places(n, word_bits)
         self.n = self.input_records = n
         self.rows = memory_words // 2
         self.limits = Limits(-(-n // self.rows), memory_words, word_bits)

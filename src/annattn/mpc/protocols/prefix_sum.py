@@ -8,6 +8,7 @@ from annattn.mpc.model import Limits, Mail, Numbers, Words, spread
 from annattn.mpc.parts.stages import Stage, to_self
 from annattn.mpc.parts.tree import Scan, Summary
 from annattn.mpc.protocols.problem import Problem, random_words
+from annattn.mpc.protocols.sums import tree_depth
 
 __all__ = ["PrefixSum"]
 
@@ -40,13 +41,13 @@ class PrefixSum(Problem):
     bound = "O(log_s N)"
 
     def __init__(self, n: int, memory_words: int, word_bits: int = 64) -> None:
-        self._require(n, memory_words)
+        n, memory_words = self._require(n, memory_words)
         self.n = self.input_records = n
         self.rows = memory_words - 1
         leaves = -(-n // self.rows)
-        self.total = _Total(word_bits)
         self.scan = Scan(leaves=leaves, width=1, length=1, memory_words=memory_words, base=leaves)
         self.limits = Limits(leaves + self.scan.tree.machines, memory_words, word_bits)
+        self.total = _Total(self.limits.word_bits)
         self.stages = (Stage(self.scan.rounds, self._tree), Stage(1, self._add))
 
     @classmethod
@@ -57,10 +58,7 @@ class PrefixSum(Problem):
     def round_formula(self) -> int:
         """2⌈log_(s-1) ⌈n/(s-1)⌉⌉ + 1."""
         arity = self.limits.memory_words - 1
-        depth, reach = 0, arity
-        while reach < self.n:
-            depth, reach = depth + 1, reach * arity
-        return 2 * depth + 1
+        return 2 * tree_depth(-(-self.n // arity), arity) + 1
 
     def scatter(self, words: Words) -> Mail:
         """One word fewer a machine than it can hold: the place is for the sum of those before."""

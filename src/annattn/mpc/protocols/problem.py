@@ -1,15 +1,18 @@
 """What every protocol of this folder can tell about itself."""
 
 from abc import abstractmethod
+from collections.abc import Iterable
+from difflib import get_close_matches
+from inspect import signature
 from typing import Any
 
 import numpy as np
 
 from annattn.errors import InputError, LeastMemoryError
-from annattn.mpc.model import Words
+from annattn.mpc.model import Words, whole
 from annattn.mpc.parts.stages import Staged, least_memory
 
-__all__ = ["Problem", "positive", "random_words"]
+__all__ = ["Problem", "check_places", "random_words"]
 
 
 class Problem(Staged):
@@ -50,24 +53,47 @@ class Problem(Staged):
     @classmethod
     def least_memory(cls, n: int, **parameters: Any) -> int:
         """The least words a machine needs for n records."""
+        n = whole("n", n)
+        cls.check_names(parameters)
         return least_memory(lambda words: cls.fits(n, words, **parameters))
 
-    def _require(self, n: int, memory_words: int, **parameters: Any) -> None:
-        positive("n", n)
+    @classmethod
+    def parameters(cls) -> list[str]:
+        """The names of what the protocol takes besides n and memory_words.
+
+        >>> from annattn.mpc.protocols import Sort
+        >>> Sort.parameters()
+        ['width', 'word_bits']
+        """
+        return list(signature(cls).parameters)[2:]
+
+    @classmethod
+    def check_names(cls, parameters: Iterable[str]) -> None:
+        """Refuse parameters that the protocol does not have."""
+        known = cls.parameters()
+        for name in parameters:
+            if name not in known:
+                expected = f"one of {', '.join(known)}" if known else "no parameters besides n and memory_words"
+                near = get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]}?" if near else ""
+                raise InputError(f"parameter of {cls.__name__}", given=name, expected=expected, hint=hint)
+
+    def _require(self, n: int, memory_words: int, **parameters: Any) -> tuple[int, int]:
+        n, memory_words = whole("n", n), whole("memory_words", memory_words, low=-(2**62), high=2**62)
         if memory_words < 1 or not self.fits(n, memory_words, **parameters):
             least = self.least_memory(n, **parameters)
             raise LeastMemoryError(type(self).__name__, n=n, memory_words=memory_words, least=least)
+        return n, memory_words
 
 
-def positive(name: str, value: int) -> int:
-    """The value, refused unless it is at least 1.
+def check_places(n: int, word_bits: int) -> None:
+    """Refuse words too small to hold the places 0 … n-1.
 
-    >>> positive("k", 3)
-    3
+    >>> check_places(256, word_bits=8)
     """
-    if value < 1:
-        raise InputError(name, given=value, expected="an integer of at least 1")
-    return value
+    need = max(1, (n - 1).bit_length())
+    if whole("word_bits", word_bits, high=64) < need:
+        raise InputError("word_bits", given=word_bits, expected=f"at least {need}: places up to {n - 1} are words too")
 
 
 def random_words(rng: np.random.Generator, shape: int | tuple[int, ...], word_bits: int) -> Words:

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from annattn.mpc.model import Limits, Mail, Words, spread
+from annattn.mpc.model import Limits, Mail, Words, spread, whole
 from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
 from annattn.mpc.parts.stages import Stage, slots
-from annattn.mpc.protocols.problem import Problem, positive, random_words
+from annattn.mpc.protocols.problem import Problem, check_places, random_words
 
 __all__ = ["Sort"]
 
@@ -26,7 +26,10 @@ class Sort(Problem):
     bound = "O(1/(ε'-ε)), Lemma MPC Sorting"
 
     def __init__(self, n: int, memory_words: int, width: int = 1, word_bits: int = 64) -> None:
-        self._require(n, memory_words, width=positive("width", width))
+        n, memory_words = self._require(n, memory_words, width=width)
+        width = int(width)
+        if width > 1:
+            check_places(n, word_bits)
         self.n = self.input_records = n
         self.width = self.input_width = width
         self.plan = plan_sort(n, memory_words // _record(width))
@@ -37,7 +40,7 @@ class Sort(Problem):
     @classmethod
     def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:
         """Whether a plan of at most three levels exists."""
-        return can_sort(n, memory_words // _record(parameters.get("width", 1)))
+        return can_sort(n, memory_words // _record(whole("width", parameters.get("width", 1))))
 
     def round_formula(self) -> int:
         """4^d, d the least number of levels of columnsort that sorts n records."""

@@ -8,7 +8,7 @@ from annattn.mpc.model import Limits, Mail, Words, spread
 from annattn.mpc.parts.stages import Stage
 from annattn.mpc.protocols.problem import Problem, random_words
 
-__all__ = ["Sum", "tree_rounds"]
+__all__ = ["Sum", "tree_depth", "tree_rounds"]
 
 
 class Sum(Problem):
@@ -25,7 +25,7 @@ class Sum(Problem):
     bound = "O(log_s N)"
 
     def __init__(self, n: int, memory_words: int, word_bits: int = 64) -> None:
-        self._require(n, memory_words)
+        n, memory_words = self._require(n, memory_words)
         self.n = self.input_records = n
         self.limits = Limits(-(-n // memory_words), memory_words, word_bits)
         self.stages = (Stage(self.round_formula(), self._add),)
@@ -68,7 +68,16 @@ def tree_rounds(n: int, arity: int) -> int:
     >>> tree_rounds(16, 4), tree_rounds(17, 4)
     (2, 3)
     """
-    rounds, reach = 1, arity
-    while reach < n:
-        rounds, reach = rounds + 1, reach * arity
-    return rounds
+    return max(1, tree_depth(n, arity))
+
+
+def tree_depth(leaves: int, arity: int) -> int:
+    """⌈log_a leaves⌉, in integers.
+
+    >>> tree_depth(1, 4), tree_depth(16, 4), tree_depth(17, 4)
+    (0, 2, 3)
+    """
+    depth, reach = 0, 1
+    while reach < leaves:
+        depth, reach = depth + 1, reach * arity
+    return depth

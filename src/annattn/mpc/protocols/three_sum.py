@@ -15,7 +15,7 @@ from annattn.mpc.protocols.sums import tree_rounds
 __all__ = ["ZERO", "ThreeSum"]
 
 ZERO = 2**61
-"""The word for 0; words are numbers plus this, so that they are not negative and three of them do not overflow."""
+"""The word for 0; words are numbers plus this, so that they are not negative. Three numbers add up within 63 bits."""
 
 
 class ThreeSum(Problem):
@@ -42,7 +42,7 @@ class ThreeSum(Problem):
     bound = "O(1) for s = Ω(√N)"
 
     def __init__(self, n: int, memory_words: int) -> None:
-        self._require(n, memory_words)
+        n, memory_words = self._require(n, memory_words)
         self.n = self.input_records = n
         self.size = _block(n, memory_words)
         self.blocks = -(-n // self.size)
@@ -82,8 +82,11 @@ class ThreeSum(Problem):
     def encode(self, numbers: ArrayLike) -> Words:
         """Signed numbers as words."""
         given = np.asarray(numbers)
-        if given.dtype.kind not in "iu" or int(np.abs(given).max(initial=0)) >= ZERO:
-            raise InputError("numbers", given=given.dtype, expected="integers between -2^61 and 2^61, both excluded")
+        expected = "integers between -2^61 and 2^61, both excluded"
+        if given.dtype.kind not in "iu":
+            raise InputError("numbers", given=f"an array of {given.dtype}", expected=expected)
+        if given.size and not -ZERO < int(given.min()) <= int(given.max()) < ZERO:
+            raise InputError("numbers", given=f"{given.min()} to {given.max()}", expected=expected)
         return (given.astype(np.int64) + ZERO).astype(np.uint64)
 
     def scatter(self, words: Words) -> Mail:
@@ -139,7 +142,7 @@ class ThreeSum(Problem):
         ends = table.words.reshape(-1, self.blocks, 2)
         if (ends != ends[0]).any():
             raise AnnattnError("ThreeSum: machines hold different tables")
-        return _Requests.of(ends[0].astype(np.int64), self.size, self.n, self.fan, self.height)
+        return _Requests.of(ends[0].astype(np.int64) - ZERO, self.size, self.n, self.fan, self.height)
 
     def _spread_blocks(self, i: int, mail: Mail) -> Mail:
         held, table = self._own(mail) if i == 0 else self._table(mail)[::-1]
@@ -161,7 +164,7 @@ class ThreeSum(Problem):
     def _verdict(self, i: int, mail: Mail) -> Mail:
         if i == 0:
             _, numbers = self._table(mail)
-            found = [m for m, values in _groups(numbers) if _has_triple(values.astype(np.int64), 3 * ZERO)]
+            found = [m for m, values in _groups(numbers) if _has_triple(values.astype(np.int64) - ZERO)]
             machine = np.array(found, np.int64)
         else:
             machine = np.unique(mail.dest)
@@ -220,9 +223,9 @@ def _tasks(ends: Numbers) -> tuple[Numbers, Numbers]:
         return ends[t, side] + ends[t + near, side] + ends[t + far, side]
 
     # Sums grow along a diagonal, so the first triple that reaches 0 is found by halving.
-    first = _first_true(blocks - far, lambda t: total(t, 1) >= 3 * ZERO)
+    first = _first_true(blocks - far, lambda t: total(t, 1) >= 0)
     inside = np.flatnonzero(first < blocks - far)
-    inside = inside[total(np.where(first < blocks - far, first, 0), 0)[inside] <= 3 * ZERO]
+    inside = inside[total(np.where(first < blocks - far, first, 0), 0)[inside] <= 0]
     pairs = [(first[inside] + offset[inside], inside) for offset in (np.zeros_like(near), near, far)]
     needs = np.unique(np.concatenate([np.stack(pair, axis=1) for pair in pairs]), axis=0)
     return needs[:, 0], needs[:, 1]
@@ -253,10 +256,10 @@ def _groups(mail: Mail) -> list[tuple[int, Words]]:
     return list(zip(machines.tolist(), np.split(mail.words[:, 0], first[1:]), strict=True)) if len(mail) else []
 
 
-def _has_triple(values: Numbers, target: int) -> bool:
-    """Whether three different places of sorted values add up to the target."""
+def _has_triple(values: Numbers) -> bool:
+    """Whether three different places of sorted values add up to zero."""
     i, j = np.triu_indices(len(values), k=1)
-    need = target - values[i] - values[j]
+    need = -values[i] - values[j]
     latest = np.searchsorted(values, need, side="right") - 1
     return bool(((latest > j) & (values[latest] == need)).any())
 
