@@ -1,12 +1,18 @@
 """Hashed attention in the form it is trained in: real collisions forward, collision probabilities backward, n² time.
 
-With c the counts of real hash functions and ℓp their average, the counts used are ℓp + noise·(c − ℓp); no gradient
-runs through the parenthesis. So for every noise the gradient of queries and keys is that of the probabilities, and it
-also reaches the pairs that did not meet. At noise 0 the output is an average; at noise 1 it is that of hashing, to
-the last bit of the counts. Raising the noise in between teaches a model little by little to do without averages.
+With c the counts of real hash functions and ℓp their average, the counts used are ĉ = ℓp + noise·(c − ℓp); no gradient
+runs through the parenthesis. At noise 0 the output is an average; at noise 1 it is that of hashing. Raising the noise
+in between teaches a model little by little to do without averages.
+
+The gradient of a count is not the slope of the output but what one more meeting would do, f(ĉ + 1_ij) − f(ĉ). For
+counts that are independent and Poisson, which those of many tables and small p nearly are, that is the gradient of the
+expected output without bias: d/dλ E f(c) = E[f(c + 1) − f(c)]. It is bounded where slopes are not, and it reaches
+the pairs that did not meet.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,6 +21,7 @@ from torch import Tensor
 from annattn.attention.anna import hash_inputs
 from annattn.attention.expected import latest_chances, pair_scores
 from annattn.attention.inputs import check_hasher, check_inputs, grouped, ungrouped
+from annattn.attention.position_coded import growth, unit_length
 from annattn.errors import InputError
 from annattn.kernels import spoiled
 from annattn.lsh import Hasher
@@ -29,6 +36,7 @@ def sampled_collision_attention(
     hasher: Hasher,
     *,
     noise: float = 1.0,
+    recency: float = 0.0,
     is_causal: bool = False,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
@@ -36,6 +44,9 @@ def sampled_collision_attention(
 
     The maximum is where an average differs from a quotient: a query that meets less than one key on average reads
     less than one value's worth, and so has a reason to meet more.
+
+    With `recency` a > 0, values are multiplied by 2^(a·j) and what is read is scaled to length √dim (see
+    `position_coded`), inside, so that the gradient is that of one more meeting through both.
 
     >>> import annattn as aa
     >>> hasher = aa.lsh.Hyperplane(2).sample(tables=4, hashes=2, seed=0)
@@ -51,7 +62,15 @@ def sampled_collision_attention(
     for table in range(hasher.tables):
         counts += pairs.met(table)
     used = expected + noise * (counts - expected).detach()
-    out = used @ pairs.values / used.sum(-1, keepdim=True).clamp(min=1)
+    held, total = used.detach(), used.detach().sum(-1, keepdim=True)
+    if recency:
+        values = pairs.values * growth(recency, key.shape[2], pairs.values)
+        size = math.sqrt(value.shape[-1])
+        out = unit_length(held @ values) * total.clamp(max=1) * size
+        out = _OneMoreCoded.apply(used, out, held @ values, values, total, size)
+    else:
+        out = held @ pairs.values / total.clamp(min=1)
+        out = _OneMore.apply(used, out, held @ pairs.values.detach(), pairs.values.detach(), total)
     return ungrouped(out, query).masked_fill(pairs.lost[..., None], torch.nan).to(value.dtype)
 
 
@@ -124,3 +143,53 @@ def _pairs(
         key_codes.flatten(0, 1),
         spoiled(query_codes, key_codes, int(is_causal)),
     )
+
+
+class _OneMore(torch.autograd.Function):
+    """The output as it is; backward, a count gets g·(f(ĉ + 1) − f(ĉ)) with f the quotient."""
+
+    @staticmethod
+    def forward(ctx: Any, used: Tensor, out: Tensor, summed: Tensor, values: Tensor, total: Tensor) -> Tensor:
+        ctx.save_for_backward(summed, values, total)
+        return out.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        summed, values, total = ctx.saved_tensors
+        along = (grad * summed).sum(-1, keepdim=True)
+        more = (along + grad @ values.mT) / (total + 1) - along / total.clamp(min=1)
+        return more, grad, None, None, None
+
+
+class _OneMoreCoded(torch.autograd.Function):
+    """The same with f the sum of position-coded values scaled to one length, and to zero where nothing is met."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, used: Tensor, out: Tensor, summed: Tensor, values: Tensor, total: Tensor, size: float
+    ) -> Tensor:
+        ctx.save_for_backward(out, summed, values)
+        ctx.size = size
+        return out.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        out, summed, values = ctx.saved_tensors
+        direction = unit_length(summed)
+        length = _length(summed)
+        # The value j in units of what is there already; where nothing is, any large number stands for infinity.
+        least = torch.finfo(length.dtype).tiny
+        share = (_length(values).mT / length.clamp(min=least)).clamp(max=1e15)
+        unit_values = unit_length(values)
+        square = 1 + 2 * share * (direction @ unit_values.mT) + share.square()
+        along = (grad * direction).sum(-1, keepdim=True) + share * (grad @ unit_values.mT)
+        moved = along / square.clamp(min=1e-12).sqrt() * ctx.size
+        return moved - (grad * out).sum(-1, keepdim=True), grad, None, None, None, None
+
+
+def _length(x: Tensor) -> Tensor:
+    largest = x.abs().amax(-1, keepdim=True)
+    safe = torch.where(largest > 0, largest, 1)
+    return (x / safe).norm(dim=-1, keepdim=True) * safe

@@ -4,10 +4,15 @@ import cyclopts
 
 from annattn import __version__
 from annattn.cli.demo import demo
+from annattn.cli.learning import sweep, train_recipe
 from annattn.cli.machines import mpc
+from annattn.cli.reproduction import reproduce
 
 __all__ = ["app"]
 
 app = cyclopts.App(name="annattn", version=__version__, help="Approximate nearest neighbour attention.")
 app.command(demo)
 app.command(mpc)
+app.command(train_recipe, name="train")
+app.command(sweep)
+app.command(reproduce)

@@ -4,6 +4,7 @@ from annattn.experiments.recipe import Recipe, Stage
 from annattn.nn import (
     AnnaConfig,
     AttentionConfig,
+    ExpectedCollisionConfig,
     LatestMatchConfig,
     SampledCollisionConfig,
     SampledLatestConfig,
@@ -30,9 +31,13 @@ def _match2_paper(beta: float) -> Recipe:
     )
 
 
-def _match2_direct(tables: int, hashes: int) -> Recipe:
+def _match2_direct() -> Recipe:
     task = Match2(n=32, modulus=37)
-    sampled = (SampledCollisionConfig("cross_polytope", tables, hashes),)
+    tables = 4
+
+    def sampled(hashes: int) -> tuple[AttentionConfig, ...]:
+        return (SampledCollisionConfig("cross_polytope", tables, hashes),)
+
     return Recipe(
         task="match2",
         task_options={"n": 32, "modulus": 37},
@@ -41,12 +46,17 @@ def _match2_direct(tables: int, hashes: int) -> Recipe:
             task.target_vocab,
             length=32,
             dim=64,
-            attention=(AnnaConfig("cross_polytope", tables, hashes),),
+            attention=(AnnaConfig("cross_polytope", tables, 2),),
             is_causal=False,
             positions="none",
         ),
-        stages=(Stage(1500, sampled, (0.0, 1.0)), Stage(1500, sampled)),
-        rate=2e-3,
+        # Wide collision probabilities first, whose gradient reaches pairs at right angles; then few and sharp tables.
+        stages=(
+            Stage(800, (ExpectedCollisionConfig("hyperplane", 4),)),
+            Stage(600, sampled(1), (0.0, 1.0)),
+            Stage(2000, sampled(2)),
+        ),
+        rate=3e-3,
     )
 
 
@@ -84,7 +94,7 @@ def _induction_direct(
 
 RECIPES: dict[str, Recipe] = {
     "match2_paper": _match2_paper(0.1),
-    "match2_direct": _match2_direct(4, 2),
+    "match2_direct": _match2_direct(),
     "induction_paper": _induction_paper(1.0),
     "induction_direct": _induction_direct(
         (SampledCollisionConfig("cross_polytope", 32, 1), SampledCollisionConfig("cross_polytope", 4, 1)),

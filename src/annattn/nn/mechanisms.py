@@ -25,6 +25,7 @@ from annattn.attention import (
     sampled_latest_attention,
     softmax_attention,
 )
+from annattn.attention.position_coded import position_coded
 from annattn.errors import InputError
 from annattn.kernels.slopes import GRADIENTS
 from annattn.lsh import CrossPolytope, Hasher, HashFamily, Hyperplane
@@ -63,10 +64,11 @@ class AttentionConfig(ABC):
     """What one layer attends with."""
 
     @abstractmethod
-    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
-        """The mechanism as a function (query, key, value, is_causal, key_mask); `seed` overrides the description's.
+    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
+        """The mechanism as a function (query, key, value, is_causal, key_mask).
 
-        Layers with the same description draw different hash functions.
+        `seed` overrides the description's; layers with the same description draw different hash functions. `recency`
+        is the rate of `position_coded` values.
         """
 
     @property
@@ -85,10 +87,13 @@ class SoftmaxConfig(AttentionConfig):
 
     beta: float = 1.0
 
-    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
         """`softmax_attention`."""
-        return lambda q, k, v, is_causal, mask: softmax_attention(
-            q, k, v, beta=self.beta, is_causal=is_causal, key_mask=mask
+        return _coded(
+            recency,
+            lambda q, k, v, is_causal, mask: softmax_attention(
+                q, k, v, beta=self.beta, is_causal=is_causal, key_mask=mask
+            ),
         )
 
 
@@ -122,11 +127,14 @@ class AnnaConfig(_Hashed):
         super().__post_init__()
         _check_gradient(self.gradient)
 
-    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
         """`anna_attention` with hash functions of the seed and the layer."""
         hasher, gradient = self._hasher(head_dim, layer, seed), self.gradient
-        return lambda q, k, v, is_causal, mask: anna_attention(
-            q, k, v, hasher, is_causal=is_causal, key_mask=mask, gradient=gradient
+        return _coded(
+            recency,
+            lambda q, k, v, is_causal, mask: anna_attention(
+                q, k, v, hasher, is_causal=is_causal, key_mask=mask, gradient=gradient
+            ),
         )
 
 
@@ -145,11 +153,12 @@ class LatestMatchConfig(_Hashed):
         super().__post_init__()
         _check_gradient(self.gradient)
 
-    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
         """`latest_match_attention` with hash functions of the seed and the layer."""
         hasher, gradient = self._hasher(head_dim, layer, seed), self.gradient
-        return lambda q, k, v, is_causal, mask: latest_match_attention(
-            q, k, v, hasher, key_mask=mask, gradient=gradient
+        return _coded(
+            recency,
+            lambda q, k, v, is_causal, mask: latest_match_attention(q, k, v, hasher, key_mask=mask, gradient=gradient),
         )
 
 
@@ -163,11 +172,11 @@ class SampledCollisionConfig(_Hashed):
 
     noise: float = 1.0
 
-    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
         """`sampled_collision_attention` with hash functions of the seed and the layer."""
         hasher, noise = self._hasher(head_dim, layer, seed), self.noise
         return lambda q, k, v, is_causal, mask: sampled_collision_attention(
-            q, k, v, hasher, noise=noise, is_causal=is_causal, key_mask=mask
+            q, k, v, hasher, noise=noise, recency=recency, is_causal=is_causal, key_mask=mask
         )
 
 
@@ -182,10 +191,13 @@ class SampledLatestConfig(_Hashed):
     noise: float = 1.0
     needs_causal = True
 
-    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
         """`sampled_latest_attention` with hash functions of the seed and the layer."""
         hasher, noise = self._hasher(head_dim, layer, seed), self.noise
-        return lambda q, k, v, is_causal, mask: sampled_latest_attention(q, k, v, hasher, noise=noise, key_mask=mask)
+        return _coded(
+            recency,
+            lambda q, k, v, is_causal, mask: sampled_latest_attention(q, k, v, hasher, noise=noise, key_mask=mask),
+        )
 
 
 @dataclass(frozen=True)
@@ -196,9 +208,12 @@ class ExactMatchConfig(AttentionConfig):
     ExactMatchConfig()
     """
 
-    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
         """`exact_match_attention`."""
-        return lambda q, k, v, is_causal, mask: exact_match_attention(q, k, v, is_causal=is_causal, key_mask=mask)
+        return _coded(
+            recency,
+            lambda q, k, v, is_causal, mask: exact_match_attention(q, k, v, is_causal=is_causal, key_mask=mask),
+        )
 
 
 @dataclass(frozen=True)
@@ -215,11 +230,14 @@ class ExpectedCollisionConfig(AttentionConfig):
     def __post_init__(self) -> None:
         angular(self.family, 2)
 
-    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
         """`expected_collision_attention`."""
         family = angular(self.family, head_dim)
-        return lambda q, k, v, is_causal, mask: expected_collision_attention(
-            q, k, v, family=family, hashes=self.hashes, is_causal=is_causal, key_mask=mask
+        return _coded(
+            recency,
+            lambda q, k, v, is_causal, mask: expected_collision_attention(
+                q, k, v, family=family, hashes=self.hashes, is_causal=is_causal, key_mask=mask
+            ),
         )
 
 
@@ -238,11 +256,14 @@ class ExpectedLatestConfig(AttentionConfig):
     def __post_init__(self) -> None:
         angular(self.family, 2)
 
-    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
         """`expected_latest_attention`."""
         family = angular(self.family, head_dim)
-        return lambda q, k, v, is_causal, mask: expected_latest_attention(
-            q, k, v, family=family, hashes=self.hashes, key_mask=mask
+        return _coded(
+            recency,
+            lambda q, k, v, is_causal, mask: expected_latest_attention(
+                q, k, v, family=family, hashes=self.hashes, key_mask=mask
+            ),
         )
 
 
@@ -254,9 +275,9 @@ class LowRankConfig(AttentionConfig):
     LowRankConfig()
     """
 
-    def bind(self, head_dim: int, layer: int, seed: int | None = None) -> Attend:
+    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
         """`low_rank_attention`, its weights made to sum to one."""
-        return _linear_attention
+        return _coded(recency, _linear_attention)
 
 
 ATTENTIONS: dict[str, type[AttentionConfig]] = {
@@ -308,6 +329,13 @@ def angular(name: str, dim: int) -> HashFamily:
     if name not in ANGULAR:
         raise InputError("family", given=repr(name), expected=f"one of {', '.join(ANGULAR)}")
     return ANGULAR[name](dim)
+
+
+def _coded(rate: float, attend: Attend) -> Attend:
+    """The same with position-coded values, if there is a rate."""
+    if not rate:
+        return attend
+    return lambda q, k, v, is_causal, mask: position_coded(lambda u: attend(q, k, u, is_causal, mask), v, rate)
 
 
 def _check_gradient(gradient: str) -> None:

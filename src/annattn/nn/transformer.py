@@ -11,12 +11,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from annattn.attention.position_coded import LARGEST_POWER
 from annattn.errors import InputError
 from annattn.nn.mechanisms import AttentionConfig, SoftmaxConfig
 
 __all__ = ["Transformer", "TransformerConfig", "turned", "waves"]
-
-_LARGEST_POWER = 120  # of two, either way, that leaves a value inside float32
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,8 @@ class TransformerConfig:
     - positions: "learned" rows up to `length`; "waves" (see `waves`), which have no end; "none".
     - rotary: for each layer, whether its queries and keys are turned by their positions, at the frequencies of `waves`,
       so that it sees distances between positions and not the positions. Element-wise too: each row by its own position.
-    - recency: for each layer, 0 or the rate of position-coded values. With rate a, the value at position j is
-      multiplied by 2^(a·j), and what a head reads is scaled to unit length: among the keys it meets, the latest
-      outweighs all before it. Element-wise functions, so still the paper's transformer. A layer with a rate reads at
-      most 240/a positions in float32.
+    - recency: for each layer, 0 or the rate a of `position_coded` values: among the keys a query meets, the latest
+      outweighs all before it. A layer with a rate reads at most 120/a positions.
 
     >>> config = TransformerConfig(input_vocab=10, target_vocab=2, length=32, dim=64, attention=(SoftmaxConfig(),) * 2)
     >>> config.layers, config.head_dim
@@ -70,11 +67,11 @@ class TransformerConfig:
         for layer, (mechanism, rate) in enumerate(zip(self.attention, self.recency, strict=True)):
             if mechanism.needs_causal and not self.is_causal:
                 raise InputError(f"attention of layer {layer}", given=mechanism, expected="is_causal=True with it")
-            if not 0 <= rate * self.length <= 2 * _LARGEST_POWER:
+            if not 0 <= rate * self.length <= 2 * LARGEST_POWER:
                 raise InputError(
                     f"recency of layer {layer}",
                     given=rate,
-                    expected=f"0 to {2 * _LARGEST_POWER / self.length:g} for a length of {self.length}",
+                    expected=f"0 to {2 * LARGEST_POWER / self.length:g} for a length of {self.length}",
                     hint="values are multiplied by 2^(rate·position), which must stay inside float32",
                 )
 
@@ -195,7 +192,7 @@ class _Block(nn.Module):
                 self.query_key_value.weight[: 2 * config.dim] *= 0.3
                 nn.init.normal_(self.query_key_value.bias[: 2 * config.dim])
         self.mechanism = config.attention[layer]
-        self.attend = self.mechanism.bind(config.head_dim, layer)
+        self.attend = self.mechanism.bind(config.head_dim, layer, recency=config.recency[layer])
 
     def forward(self, x: Tensor, positions: Tensor, key_mask: Tensor | None) -> Tensor:
         config = self.config
@@ -204,25 +201,19 @@ class _Block(nn.Module):
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
         if config.rotary[self.layer]:
             query, key = turned(query, positions), turned(key, positions)
-        rate = config.recency[self.layer]
-        if rate:
-            power = rate * (torch.arange(n, device=x.device, dtype=torch.float32) - n / 2)
-            value = torch.cat([value * torch.exp2(power)[:, None], torch.ones_like(value[..., :1])], dim=-1)
         read = self.attend(query, key, value, config.is_causal, key_mask)
-        if rate:
-            # The last channel is the weight of what was met: 1, or 0 for nothing, and between them on average.
-            read = _unit(read[..., :-1]) * read[..., -1:] * math.sqrt(config.head_dim)
         x = x + self.out(read.transpose(1, 2).reshape(batch, n, dim))
         return x + self.mlp(self.mlp_norm(x))
 
     def with_attention(self, mechanism: AttentionConfig) -> "_Block":
         other = copy.copy(self)
         other.mechanism = mechanism
-        other.attend = mechanism.bind(self.config.head_dim, self.layer)
+        other.attend = mechanism.bind(self.config.head_dim, self.layer, recency=self.config.recency[self.layer])
         return other
 
     def draw(self, seed: int) -> None:
-        self.attend = self.mechanism.bind(self.config.head_dim, self.layer, seed)
+        rate = self.config.recency[self.layer]
+        self.attend = self.mechanism.bind(self.config.head_dim, self.layer, seed, rate)
 
 
 def waves(positions: Int[Tensor, " n"], dim: int) -> Float[Tensor, "n dim"]:
@@ -260,9 +251,3 @@ def turned(x: Float[Tensor, "batch heads n dim"], positions: Int[Tensor, " n"]) 
     cosine, sine = (waves(positions, x.shape[-1]).to(x.dtype) * math.sqrt(2)).chunk(2, dim=-1)
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cosine - right * sine, left * sine + right * cosine], dim=-1)
-
-
-def _unit(x: Tensor) -> Tensor:
-    """Rows scaled to unit length however small or large they are; rows of zeros stay."""
-    largest = x.detach().abs().amax(-1, keepdim=True)
-    return nn.functional.normalize(x / torch.where(largest > 0, largest, 1), dim=-1)

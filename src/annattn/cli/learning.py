@@ -1,0 +1,172 @@
+"""`annattn train` and `annattn sweep`: run a recipe, and measure a checkpoint over tables and hashes."""
+
+import difflib
+import json
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from annattn.errors import InputError
+from annattn.experiments import RECIPES, Error, Recipe, grid, read_recipe, train
+from annattn.experiments import Progress as Step
+from annattn.nn import AnnaConfig, AttentionConfig, LatestMatchConfig, load_model
+from annattn.nn.checkpoint import write_json
+
+__all__ = ["bar", "recipe_named", "sweep", "train_recipe", "watched"]
+
+
+def train_recipe(
+    name: str,
+    *,
+    seed: int = 0,
+    folder: Path | None = None,
+    share: float = 1.0,
+    save_every: int = 500,
+) -> None:
+    """Train a recipe; the same name and seed give the same weights, and a run that was stopped goes on.
+
+    Example: annattn train induction_direct --seed 0 --folder runs/induction
+
+    Args:
+        name: a recipe, such as match2_direct; a wrong name lists them all.
+        seed: decides weights, data and hash functions.
+        folder: where the state and the finished model are kept; runs/NAME-SEED unless given. Ctrl-C keeps the state.
+        share: run this share of the recipe's steps.
+        save_every: steps between two writings of the state.
+    """
+    recipe = recipe_named(name)
+    if share != 1.0:
+        recipe = recipe.shortened(share)
+    place = folder or Path("runs") / f"{name}-{seed}"
+    console = Console(stderr=True)
+    try:
+        watched(recipe, name, seed, place, console, save_every)
+    except KeyboardInterrupt:
+        console.print(f"stopped; the same command goes on from {place}")
+        raise SystemExit(130) from None
+    Console(highlight=False, soft_wrap=True).print(f"the model is {place}/model.safetensors")
+
+
+def watched(recipe: Recipe, name: str, seed: int, folder: Path, console: Console, save_every: int = 500) -> None:
+    """Train with a progress bar that shows the loss and the error of the last steps."""
+    with bar(console) as progress:
+        line = progress.add_task(name, total=recipe.steps, note="")
+        recent: list[tuple[float, float]] = []
+
+        def report(step: Step) -> None:
+            recent.append((step.loss, step.error))
+            del recent[:-50]
+            loss, error = (sum(values) / len(recent) for values in zip(*recent, strict=True))
+            progress.update(line, completed=step.step, note=f"loss {loss:.4f}  error {error:.4f}")
+
+        train(recipe, seed=seed, folder=folder, report=report, save_every=save_every)
+        progress.update(line, completed=recipe.steps)
+
+
+def sweep(
+    checkpoint: Path,
+    *,
+    tables: str = "1,2,4,8,16",
+    hashes: str = "1,2,3,4",
+    family: Literal["hyperplane", "cross_polytope"] = "hyperplane",
+    latest: bool = False,
+    samples: int = 256,
+    draws: int = 10,
+    seed: int = 0,
+    out: Path | None = None,
+    as_json: bool = False,
+) -> None:
+    """Measure a trained model with hashing in every layer, over numbers of tables and hashes.
+
+    Example: annattn sweep runs/match2_paper-0/model --tables 1,2,4,8 --hashes 1,2
+
+    Args:
+        checkpoint: a model that `annattn train` wrote; its task is known from its notes.
+        tables: numbers of tables, with commas; "32:4" means 32 in the first layer and 4 in the second.
+        hashes: numbers of hashes a table.
+        family: which hash functions.
+        latest: use latest-match attention in the last layer.
+        samples: held-out sequences.
+        draws: draws of the hash functions.
+        seed: decides both.
+        out: also write the numbers to this JSON file.
+        as_json: print JSON instead of a table.
+    """
+    model = load_model(checkpoint)
+    recipe = _notes_of(checkpoint)
+    layers = model.config.layers
+    rows = [_per_layer(text, layers) for text in tables.split(",")]
+    columns = [_count(text, "hashes") for text in hashes.split(",")]
+
+    def mechanisms(per_layer: tuple[int, ...], z: int) -> tuple[AttentionConfig, ...]:
+        kinds = [AnnaConfig] * (layers - 1) + [LatestMatchConfig if latest else AnnaConfig]
+        return tuple(kind(family, count, z) for kind, count in zip(kinds, per_layer, strict=True))
+
+    cells = [mechanisms(row, z) for row in rows for z in columns]
+    with bar(Console(stderr=True)) as progress:
+        line = progress.add_task("sweep", total=len(cells), note="")
+
+        def report(at: int, error: Error) -> None:
+            progress.update(line, completed=at + 1, note=f"error {error.mean:.4f}")
+
+        errors = grid(model, recipe.make_task(), cells, samples=samples, draws=draws, seed=seed, report=report)
+    found = [
+        {"tables": list(row), "hashes": z, "error": e.mean, "spread": e.spread}
+        for (row, z), e in zip(((row, z) for row in rows for z in columns), errors, strict=True)
+    ]
+    if out is not None:
+        write_json(found, out)
+    if as_json:
+        Console(highlight=False, soft_wrap=True).print_json(json.dumps(found))
+        return
+    table = Table("tables", *(f"{z} hashes" if z > 1 else "1 hash" for z in columns))
+    for at, row in enumerate(rows):
+        part = errors[at * len(columns) : (at + 1) * len(columns)]
+        name = str(row[0]) if len(set(row)) == 1 else ":".join(map(str, row))
+        table.add_row(name, *(f"{e.mean:.4f} ± {e.spread:.4f}" for e in part))
+    Console().print(table)
+
+
+def recipe_named(name: str) -> Recipe:
+    """The recipe of this name, or an error that suggests the nearest.
+
+    >>> recipe_named("match2_paper").task
+    'match2'
+    """
+    if name not in RECIPES:
+        near = difflib.get_close_matches(name, RECIPES, 1, 0.4)
+        hint = f"did you mean {near[0]}?" if near else ""
+        raise InputError("recipe", given=repr(name), expected=f"one of {', '.join(RECIPES)}", hint=hint)
+    return RECIPES[name]
+
+
+def bar(console: Console) -> Progress:
+    """A progress bar with an estimate of the time left; silent when nobody watches."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+    return Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
+    )
+
+
+def _notes_of(checkpoint: Path) -> Recipe:
+    described = checkpoint if checkpoint.suffix == ".json" else checkpoint.with_suffix(".json")
+    notes = json.loads(described.read_text()).get("notes", {})
+    if "recipe" not in notes:
+        raise InputError("checkpoint", given=f"{checkpoint} without a recipe", expected="one that annattn train wrote")
+    return read_recipe(notes["recipe"])
+
+
+def _per_layer(text: str, layers: int) -> tuple[int, ...]:
+    counts = tuple(_count(part, "tables") for part in text.split(":"))
+    if len(counts) not in (1, layers):
+        raise InputError("tables", given=repr(text), expected=f"one number, or {layers} with colons, one a layer")
+    return counts * layers if len(counts) == 1 else counts
+
+
+def _count(text: str, what: str) -> int:
+    if not text.strip().isdigit() or int(text) < 1:
+        raise InputError(what, given=repr(text), expected="numbers of at least 1, with commas", hint="such as 1,2,4")
+    return int(text)

@@ -1,0 +1,67 @@
+"""`annattn reproduce`: train from nothing, measure, and write tables and figures."""
+
+import difflib
+import json
+import time
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from annattn.cli.learning import watched
+from annattn.errors import InputError
+from annattn.experiments.recipe import Recipe
+from annattn.experiments.reproduce import EXPERIMENTS, PROFILES, Finding, Workshop
+
+__all__ = ["reproduce"]
+
+
+def reproduce(
+    *names: str, profile: Literal["quick", "full"] = "quick", folder: Path = Path("results"), as_json: bool = False
+) -> None:
+    """Train from nothing, measure, and write tables and figures.
+
+    What is finished in the folder is not trained again, so a stopped run goes on where it was.
+
+    Example: annattn reproduce match2_direct induction_heads --profile quick --folder results
+
+    Args:
+        names: which experiments; all of them unless given.
+        profile: quick for a quarter of an hour on two cores, full for the paper's numbers of steps and its whole grid.
+        folder: where runs, numbers (JSON) and figures (SVG) go; each profile has a folder in it.
+        as_json: print the findings as JSON.
+    """
+    for name in names:
+        if name not in EXPERIMENTS:
+            near = difflib.get_close_matches(name, EXPERIMENTS, 1, 0.4)
+            hint = f"did you mean {near[0]}?" if near else ""
+            raise InputError("experiment", given=repr(name), expected=f"one of {', '.join(EXPERIMENTS)}", hint=hint)
+    console = Console(stderr=True, highlight=False)
+
+    def run(recipe: Recipe, name: str, seed: int, place: Path) -> None:
+        watched(recipe, name, seed, place, console)
+
+    shop = Workshop(folder / profile, PROFILES[profile], say=console.print, run=run)
+    found: dict[str, list[Finding]] = {}
+    try:
+        for name in names or EXPERIMENTS:
+            started = time.monotonic()
+            console.print(f"[bold]{name}[/bold]")
+            found[name] = EXPERIMENTS[name](shop)
+            console.print(f"{name}: {time.monotonic() - started:.0f} s")
+    except KeyboardInterrupt:
+        console.print(f"stopped; the same command goes on from {folder / profile}")
+        raise SystemExit(130) from None
+    if as_json:
+        data = {name: [vars(one) | {"holds": one.holds} for one in some] for name, some in found.items()}
+        Console(highlight=False, soft_wrap=True).print_json(json.dumps(data))
+        return
+    table = Table("experiment", "what", "measured", "asked")
+    for name, findings in found.items():
+        for at, one in enumerate(findings):
+            asked = "" if one.at_most is None else f"≤ {one.at_most:g}"
+            mark = "" if one.holds else "  not reached"
+            table.add_row(name if at == 0 else "", one.what, f"{one.measured:.4f}{mark}", asked)
+    Console().print(table)
+    Console(highlight=False, soft_wrap=True).print(f"numbers and figures: {folder / profile}")

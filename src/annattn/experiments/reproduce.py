@@ -1,0 +1,223 @@
+"""The experiments of the paper and ours, each from nothing to numbers and a picture; `annattn reproduce` runs them."""
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from annattn.experiments.evaluation import Error, grid
+from annattn.experiments.figures import heat_map, lines
+from annattn.experiments.recipe import Recipe
+from annattn.experiments.recipes import RECIPES
+from annattn.experiments.training import train
+from annattn.nn import AnnaConfig, AttentionConfig, LatestMatchConfig, SoftmaxConfig, Transformer
+from annattn.nn.checkpoint import write_json
+from annattn.tasks import AssociativeRecall
+
+__all__ = ["EXPERIMENTS", "PROFILES", "Finding", "Profile", "Workshop"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One measured number beside the number asked for.
+
+    >>> Finding("error", 0.01, at_most=0.05).holds
+    True
+    """
+
+    what: str
+    measured: float
+    at_most: float | None = None
+    note: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is as low as asked; true when nothing was asked."""
+        return self.at_most is None or self.measured <= self.at_most
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How much of everything to do.
+
+    - share: of a recipe's steps, by the recipe's name; `others` for those not named.
+    - seeds: how many runs where several are asked for.
+    - samples, draws: of the measurements.
+    - first, second: numbers of tables of the induction heads' grid.
+    """
+
+    share: dict[str, float]
+    others: float
+    seeds: int
+    samples: int
+    draws: int
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+
+
+PROFILES: dict[str, Profile] = {
+    # Every stage of direct training, and the paper's way cut to what a few minutes hold.
+    "quick": Profile({"match2_paper": 0.2, "induction_paper": 0.004}, 1.0, 1, 64, 3, (32, 64, 96), (4, 16, 32)),
+    "full": Profile({}, 1.0, 10, 256, 10, tuple(range(32, 97, 8)), tuple(range(4, 33, 4))),
+}
+
+
+@dataclass
+class Workshop:
+    """Where an experiment trains, measures and writes; `report` hears what happens.
+
+    train: called (recipe, name, seed, folder) and returns the trained model; the command line shows a bar.
+    """
+
+    folder: Path
+    profile: Profile
+    say: Callable[[str], None] = lambda text: None
+    run: Callable[[Recipe, str, int, Path], None] | None = None
+
+    def model(self, name: str, *, seed: int = 0, recipe: Recipe | None = None) -> Transformer:
+        """A trained model of this recipe, trained now or found finished in the folder."""
+        recipe = recipe or RECIPES[name]
+        share = self.profile.share.get(name, self.profile.others)
+        recipe = recipe if share == 1 else recipe.shortened(share)
+        place = self.folder / "runs" / f"{name}-{seed}"
+        if self.run is not None:
+            self.run(recipe, f"{name}, seed {seed}", seed, place)
+        return train(recipe, seed=seed, folder=place)
+
+    def errors(self, model: Transformer, task: Any, cells: list[tuple[AttentionConfig, ...]]) -> list[Error]:
+        """Errors with these mechanisms under the profile's samples and draws."""
+        self.say(f"measuring {len(cells)} settings")
+        return grid(model, task, cells, samples=self.profile.samples, draws=self.profile.draws)
+
+    def write(self, name: str, findings: list[Finding], data: Any) -> list[Finding]:
+        """Keep the numbers, with the machine and the versions that gave them."""
+        made = [{"what": f.what, "measured": f.measured, "at_most": f.at_most, "note": f.note} for f in findings]
+        machine = {"processor": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json({"findings": made, "machine": machine, "data": data}, self.folder / f"{name}.json")
+        return findings
+
+
+def match2_paper(shop: Workshop) -> list[Finding]:
+    """Figure "Match2": the softmax surrogate with β = 0.1, then hashing with ℓ = 1 … 16 and z = 1 … 6."""
+    recipe = RECIPES["match2_paper"]
+    model, task = shop.model("match2_paper"), recipe.make_task()
+    tables, hashes = range(1, 17), range(1, 7)
+    errors = shop.errors(model, task, [(AnnaConfig("hyperplane", t, z),) for z in hashes for t in tables])
+    (softmax,) = shop.errors(model, task, [recipe.model.attention])
+    series = {f"z = {z}": [(e.mean, e.spread) for e in errors[at * 16 : (at + 1) * 16]] for at, z in enumerate(hashes)}
+    lines(shop.folder / "match2_paper.svg", "Match2, the paper's way, β = 0.1", tables, series, x_label="tables ℓ")
+    worst = max(mean for mean, _ in series["z = 1"][7:])
+    findings = [
+        Finding("softmax surrogate", softmax.mean),
+        Finding("worst mean error over ℓ ≥ 8, z = 1", worst, at_most=0.0),
+    ]
+    return shop.write("match2_paper", findings, {"tables": list(tables), "series": series})
+
+
+def match2_direct(shop: Workshop) -> list[Finding]:
+    """Match2 with ANNA trained itself: the error of every seed with at most 4 tables."""
+    recipe = RECIPES["match2_direct"]
+    task, found = recipe.make_task(), []
+    for seed in range(shop.profile.seeds):
+        (error,) = shop.errors(shop.model("match2_direct", seed=seed), task, [recipe.model.attention])
+        found.append(error.mean)
+    findings = [Finding(f"largest mean error of {len(found)} seeds, 4 tables", max(found), at_most=0.0)]
+    return shop.write("match2_direct", findings, {"errors": found})
+
+
+def induction_heads(shop: Workshop) -> list[Finding]:
+    """Figure "Induction heads", the paper's way, and the same grid for ANNA trained itself and for latest match."""
+    rows, columns = shop.profile.first, shop.profile.second
+    task = RECIPES["induction_direct"].make_task()
+    findings, data, maps = [], {}, {}
+    for name, zs, title in (
+        ("induction_paper", (1, 2, 3, 4), "the paper's way"),
+        ("induction_direct", (None,), "ANNA trained directly"),
+        ("induction_latest", (None,), "latest match in layer 2"),
+    ):
+        model = shop.model(name)
+        hashed = [[_with_tables(RECIPES[name].model.attention, (a, b), z) for a in rows for b in columns] for z in zs]
+        by_z = [shop.errors(model, task, cells) for cells in hashed]
+        best = [min((one[at] for one in by_z), key=lambda e: e.mean) for at in range(len(rows) * len(columns))]
+        maps[name] = [[best[i * len(columns) + j].mean for j in range(len(columns))] for i in range(len(rows))]
+        spreads = [[best[i * len(columns) + j].spread for j in range(len(columns))] for i in range(len(rows))]
+        data[name] = {"first": list(rows), "second": list(columns), "errors": maps[name], "spreads": spreads}
+        heat_map(shop.folder / f"{name}.svg", f"Induction heads, {title}", rows, columns, maps[name])
+    paper, direct, latest = (maps[name] for name in ("induction_paper", "induction_direct", "induction_latest"))
+    findings = [
+        Finding("paper's way at (32, 4)", paper[0][0], at_most=0.2),
+        Finding("paper's way, best cell", min(map(min, paper)), at_most=0.1),
+        Finding("direct at (32, 4)", direct[0][0], at_most=0.05),
+        Finding("direct at (96, 32)", direct[-1][-1], at_most=0.01),
+        Finding(
+            "cells where direct is not better than the paper's way",
+            float(sum(d >= p for ds, ps in zip(direct, paper, strict=True) for d, p in zip(ds, ps, strict=True))),
+            at_most=0.0,
+        ),
+        Finding("latest match at (32, 4)", latest[0][0]),
+        Finding("latest match at (96, 32)", latest[-1][-1]),
+    ]
+    return shop.write("induction_heads", findings, data)
+
+
+def k_hop(shop: Workshop) -> list[Finding]:
+    """k-hop for k up to 4, trained directly: the error over all tokens for every k."""
+    findings, data = [], {}
+    for name in ("khop_direct",):
+        recipe = RECIPES[name]
+        model = shop.model(name)
+        for hops in range(1, recipe.task_options["hops"] + 1):
+            task = recipe.make_task()
+            batch = task.sample(shop.profile.samples, (0, 2), split="test", hops=hops)  # type: ignore[call-arg]
+            from annattn.experiments.evaluation import measure
+
+            error = measure(model, task, draws=shop.profile.draws, data=batch)
+            findings.append(Finding(f"{hops} hops, {model.config.layers} layers", error.mean, at_most=0.05))
+            data[f"{name} {hops}"] = {"error": error.mean, "spread": error.spread}
+    return shop.write("k_hop", findings, data)
+
+
+def recall(shop: Workshop) -> list[Finding]:
+    """Associative recall, trained at N = 256 and read at N = 256, 4,096 and 16,384."""
+    findings, data = [], {}
+    for name in ("recall_anna", "recall_softmax", "recall_low_rank"):
+        model, recipe = shop.model(name), RECIPES[name]
+        for n in (256, 4096, 16_384):
+            task = AssociativeRecall(**(recipe.task_options | {"n": n}))
+            samples = max(1, min(shop.profile.samples, 64 * 256 // n))
+            held_out = task.sample(samples, (0, 2), split="test")
+            from annattn.experiments.evaluation import measure
+
+            draws = shop.profile.draws if name == "recall_anna" else 1
+            error = measure(model, task, draws=draws, data=held_out, batch=max(1, 4096 // n))
+            findings.append(Finding(f"{name.removeprefix('recall_')}, accuracy at N = {n:,}", 1 - error.mean))
+            data[f"{name} {n}"] = {"accuracy": 1 - error.mean, "spread": error.spread}
+    return shop.write("recall", findings, data)
+
+
+EXPERIMENTS: dict[str, Callable[[Workshop], list[Finding]]] = {
+    "match2_paper": match2_paper,
+    "match2_direct": match2_direct,
+    "induction_heads": induction_heads,
+    "k_hop": k_hop,
+    "recall": recall,
+}
+
+
+def _with_tables(
+    attention: tuple[AttentionConfig, ...], tables: tuple[int, ...], hashes: int | None
+) -> tuple[AttentionConfig, ...]:
+    """The mechanisms of a recipe with other tables; a softmax surrogate becomes ANNA with these hashes."""
+    changed = []
+    for one, count in zip(attention, tables, strict=True):
+        if isinstance(one, SoftmaxConfig):
+            assert hashes is not None
+            changed.append(AnnaConfig("hyperplane", count, hashes))
+        else:
+            assert isinstance(one, AnnaConfig | LatestMatchConfig)
+            changed.append(replace(one, tables=count))
+    return tuple(changed)
