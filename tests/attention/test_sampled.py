@@ -89,7 +89,7 @@ def test_one_more_meeting_is_the_gradient_of_poisson_counts_on_average():
     counts = torch.poisson(rates.expand(200_000, 2), generator=torch.Generator().manual_seed(0)).requires_grad_()
     held = counts.detach()
     out = held @ values / held.sum(-1, keepdim=True).clamp(min=1)
-    moved = _OneMore.apply(counts, out, held @ values, values, held.sum(-1, keepdim=True))
+    moved = _OneMore.apply(counts, out, held @ values, values, held.sum(-1, keepdim=True), 1.0)
     moved.sum().backward()
     torch.testing.assert_close(counts.grad.mean(0), slope, rtol=0, atol=0.01)
 

@@ -11,7 +11,7 @@ from annattn.errors import InputError
 
 __all__ = ["LARGEST_POWER", "growth", "position_coded", "unit_length"]
 
-LARGEST_POWER = 60  # of two, either way, so that squares of what is added up stay inside float32
+LARGEST_POWER = 500  # of two, either way, so that squares of what is added up stay inside float64
 
 
 def position_coded(
@@ -20,7 +20,7 @@ def position_coded(
     """Attend to 2^(rate·j)·v_j and scale what is read to length √dim, or less where less than all weight was met.
 
     Both are element-wise functions, so a transformer stays one in the paper's sense. At rate 1 a value weighs more than
-    all values of the same length at every second position before it together.
+    all values of the same length before it together. Sums are kept in float64, for its range.
 
     >>> import annattn as aa
     >>> x = torch.ones(1, 1, 3, 2)
@@ -31,26 +31,27 @@ def position_coded(
             [0.2000, 1.4000]])
     """
     grown = value * growth(rate, value.shape[2], value)
-    read = attend(torch.cat([grown, torch.ones_like(value[..., :1])], dim=-1))
+    read = attend(torch.cat([grown, torch.ones_like(grown[..., :1])], dim=-1))
     # The last channel is the weight of what was met: 1, or 0 for nothing, and between them on average.
-    return unit_length(read[..., :-1]) * read[..., -1:] * math.sqrt(value.shape[-1])
+    coded = unit_length(read[..., :-1]) * read[..., -1:] * math.sqrt(value.shape[-1])
+    return coded.to(value.dtype)
 
 
 def growth(rate: float, keys: int, like: Tensor) -> Float[Tensor, "keys 1"]:
-    """2^(rate·j) up to a factor that the scaling undoes; an error where that leaves float32.
+    """2^(rate·j) up to a factor that the scaling undoes; an error where that leaves float64.
 
     >>> growth(1.0, 2, torch.ones(1)).flatten()
-    tensor([0.5000, 1.0000])
+    tensor([0.5000, 1.0000], dtype=torch.float64)
     """
     if not 0 <= rate * keys <= 2 * LARGEST_POWER:
         raise InputError(
             "recency",
             given=rate,
             expected=f"0 to {2 * LARGEST_POWER / max(1, keys):g} for {keys} keys",
-            hint="values are multiplied by 2^(rate·position), which must stay inside float32",
+            hint="values are multiplied by 2^(rate·position), which must stay inside float64",
         )
-    power = rate * (torch.arange(keys, device=like.device, dtype=torch.float32) - keys / 2)
-    return torch.exp2(power)[:, None].to(like.dtype)
+    power = rate * (torch.arange(keys, device=like.device, dtype=torch.float64) - keys / 2)
+    return torch.exp2(power)[:, None]
 
 
 def unit_length(x: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:

@@ -4,10 +4,11 @@ With c the counts of real hash functions and ℓp their average, the counts used
 runs through the parenthesis. At noise 0 the output is an average; at noise 1 it is that of hashing. Raising the noise
 in between teaches a model little by little to do without averages.
 
-The gradient of a count is not the slope of the output but what one more meeting would do, f(ĉ + 1_ij) − f(ĉ). For
-counts that are independent and Poisson, which those of many tables and small p nearly are, that is the gradient of the
-expected output without bias: d/dλ E f(c) = E[f(c + 1) − f(c)]. It is bounded where slopes are not, and it reaches
-the pairs that did not meet.
+At noise 1 the gradient of a count is not the slope of the output but what one more meeting would do,
+f(c + 1_ij) − f(c). For counts that are independent and Poisson, which those of many tables and small p nearly are,
+that is the gradient of the expected output without bias: d/dλ E f(c) = E[f(c + 1) − f(c)]. It is bounded where slopes
+are not, and it reaches the pairs that did not meet. At a smaller noise s a meeting counts s, and the gradient is
+(f(ĉ + s·1_ij) − f(ĉ)) / s, which tends to the slope.
 """
 
 import math
@@ -27,6 +28,8 @@ from annattn.kernels import spoiled
 from annattn.lsh import Hasher
 
 __all__ = ["sampled_collision_attention", "sampled_latest_attention"]
+
+_LEAST_STEP = 0.02  # of a finite difference, which in float32 stands for the slope
 
 
 def sampled_collision_attention(
@@ -63,14 +66,16 @@ def sampled_collision_attention(
         counts += pairs.met(table)
     used = expected + noise * (counts - expected).detach()
     held, total = used.detach(), used.detach().sum(-1, keepdim=True)
+    step = max(noise, _LEAST_STEP)
     if recency:
-        values = pairs.values * growth(recency, key.shape[2], pairs.values)
+        values = pairs.values * growth(recency, key.shape[2], pairs.values)  # in float64, for its range
         size = math.sqrt(value.shape[-1])
-        out = unit_length(held @ values) * total.clamp(max=1) * size
-        out = _OneMoreCoded.apply(used, out, held @ values, values, total, size)
+        summed = held.double() @ values
+        out = (unit_length(summed) * total.clamp(max=1) * size).to(used.dtype)
+        out = _OneMoreCoded.apply(used, out, summed, values, total, size, step)
     else:
         out = held @ pairs.values / total.clamp(min=1)
-        out = _OneMore.apply(used, out, held @ pairs.values.detach(), pairs.values.detach(), total)
+        out = _OneMore.apply(used, out, held @ pairs.values.detach(), pairs.values.detach(), total, step)
     return ungrouped(out, query).masked_fill(pairs.lost[..., None], torch.nan).to(value.dtype)
 
 
@@ -146,11 +151,14 @@ def _pairs(
 
 
 class _OneMore(torch.autograd.Function):
-    """The output as it is; backward, a count gets g·(f(ĉ + 1) − f(ĉ)) with f the quotient."""
+    """The output as it is; backward, a count gets g·(f(ĉ + s) − f(ĉ)) / s with f the quotient and s the step."""
 
     @staticmethod
-    def forward(ctx: Any, used: Tensor, out: Tensor, summed: Tensor, values: Tensor, total: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, used: Tensor, out: Tensor, summed: Tensor, values: Tensor, total: Tensor, step: float
+    ) -> Tensor:
         ctx.save_for_backward(summed, values, total)
+        ctx.step = step
         return out.clone()
 
     @staticmethod
@@ -158,8 +166,8 @@ class _OneMore(torch.autograd.Function):
         (grad,) = grads
         summed, values, total = ctx.saved_tensors
         along = (grad * summed).sum(-1, keepdim=True)
-        more = (along + grad @ values.mT) / (total + 1) - along / total.clamp(min=1)
-        return more, grad, None, None, None
+        then = (along + ctx.step * (grad @ values.mT)) / (total + ctx.step).clamp(min=1)
+        return (then - along / total.clamp(min=1)) / ctx.step, grad, None, None, None, None
 
 
 class _OneMoreCoded(torch.autograd.Function):
@@ -167,26 +175,25 @@ class _OneMoreCoded(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, used: Tensor, out: Tensor, summed: Tensor, values: Tensor, total: Tensor, size: float
+        ctx: Any, used: Tensor, out: Tensor, summed: Tensor, values: Tensor, total: Tensor, size: float, step: float
     ) -> Tensor:
-        ctx.save_for_backward(out, summed, values)
-        ctx.size = size
+        ctx.save_for_backward(out, summed, values, total)
+        ctx.size, ctx.step = size, step
         return out.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        out, summed, values = ctx.saved_tensors
-        direction = unit_length(summed)
-        length = _length(summed)
+        out, summed, values, total = ctx.saved_tensors
+        dtype = grad.dtype
+        direction, unit_values = unit_length(summed).to(dtype), unit_length(values).to(dtype)
         # The value j in units of what is there already; where nothing is, any large number stands for infinity.
-        least = torch.finfo(length.dtype).tiny
-        share = (_length(values).mT / length.clamp(min=least)).clamp(max=1e15)
-        unit_values = unit_length(values)
+        length = _length(summed).clamp(min=torch.finfo(torch.float64).tiny)
+        share = (ctx.step * _length(values).mT / length).clamp(max=1e15).to(dtype)
         square = 1 + 2 * share * (direction @ unit_values.mT) + share.square()
         along = (grad * direction).sum(-1, keepdim=True) + share * (grad @ unit_values.mT)
-        moved = along / square.clamp(min=1e-12).sqrt() * ctx.size
-        return moved - (grad * out).sum(-1, keepdim=True), grad, None, None, None, None
+        then = along / square.clamp(min=1e-12).sqrt() * (total + ctx.step).clamp(max=1) * ctx.size
+        return (then - (grad * out).sum(-1, keepdim=True)) / ctx.step, grad, None, None, None, None, None
 
 
 def _length(x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from rich.table import Table
 from annattn.errors import InputError
 from annattn.experiments import RECIPES, Error, Recipe, grid, read_recipe, train
 from annattn.experiments import Progress as Step
+from annattn.experiments.checkpoints import notes_of
 from annattn.nn import AnnaConfig, AttentionConfig, LatestMatchConfig, load_model
 from annattn.nn.checkpoint import write_json
 
@@ -96,7 +97,7 @@ def sweep(
         as_json: print JSON instead of a table.
     """
     model = load_model(checkpoint)
-    recipe = _notes_of(checkpoint)
+    recipe = read_recipe(notes_of(checkpoint)["recipe"])
     layers = model.config.layers
     rows = [_per_layer(text, layers) for text in tables.split(",")]
     columns = [_count(text, "hashes") for text in hashes.split(",")]
@@ -149,14 +150,6 @@ def bar(console: Console) -> Progress:
     return Progress(
         *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
     )
-
-
-def _notes_of(checkpoint: Path) -> Recipe:
-    described = checkpoint if checkpoint.suffix == ".json" else checkpoint.with_suffix(".json")
-    notes = json.loads(described.read_text()).get("notes", {})
-    if "recipe" not in notes:
-        raise InputError("checkpoint", given=f"{checkpoint} without a recipe", expected="one that annattn train wrote")
-    return read_recipe(notes["recipe"])
 
 
 def _per_layer(text: str, layers: int) -> tuple[int, ...]:

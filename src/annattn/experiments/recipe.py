@@ -16,6 +16,8 @@ __all__ = ["Recipe", "Stage", "read_recipe", "write_recipe"]
 class Stage:
     """Some steps with one mechanism a layer; `noise` runs from its first to its second number in mechanisms with one.
 
+    `n`, if given, is the length of the sequences in this stage.
+
     >>> from annattn.nn import SampledCollisionConfig
     >>> stage = Stage(steps=11, attention=(SampledCollisionConfig(),), noise=(0.0, 1.0))
     >>> [stage.at(step)[0].noise for step in (0, 5, 10)]
@@ -25,6 +27,7 @@ class Stage:
     steps: int
     attention: tuple[AttentionConfig, ...]
     noise: tuple[float, float] = (1.0, 1.0)
+    n: int | None = None
 
     def at(self, step: int) -> tuple[AttentionConfig, ...]:
         """The mechanisms of this step of the stage."""
@@ -79,16 +82,22 @@ class Recipe:
         """Steps of all stages together."""
         return sum(stage.steps for stage in self.stages)
 
-    def make_task(self) -> Task:
-        """The task itself."""
-        return TASKS[self.task](**self.task_options)
+    def make_task(self, n: int | None = None) -> Task:
+        """The task itself, at this length if given."""
+        return TASKS[self.task](**(self.task_options | ({} if n is None else {"n": n})))
 
     def attention_at(self, step: int) -> tuple[AttentionConfig, ...]:
         """The mechanisms of a step of the whole run."""
+        stage, within = self.stage_at(step)
+        return stage.at(within)
+
+    def stage_at(self, step: int) -> tuple[Stage, int]:
+        """The stage of a step of the whole run, and the number of the step within it."""
+        within = step
         for stage in self.stages:
-            if step < stage.steps:
-                return stage.at(step)
-            step -= stage.steps
+            if within < stage.steps:
+                return stage, within
+            within -= stage.steps
         raise InputError("step", given=step, expected=f"below {self.steps}")
 
     def shortened(self, share: float) -> "Recipe":
@@ -128,7 +137,7 @@ def read_recipe(data: dict[str, Any]) -> Recipe:
     options = dict(data)
     options["model"] = read_config(options["model"])
     options["stages"] = tuple(
-        Stage(one["steps"], tuple(read_attention(a) for a in one["attention"]), tuple(one["noise"]))
+        Stage(one["steps"], tuple(read_attention(a) for a in one["attention"]), tuple(one["noise"]), one.get("n"))
         for one in options["stages"]
     )
     return Recipe(**options)

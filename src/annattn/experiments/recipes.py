@@ -6,12 +6,13 @@ from annattn.nn import (
     AttentionConfig,
     ExpectedCollisionConfig,
     LatestMatchConfig,
+    LowRankConfig,
     SampledCollisionConfig,
     SampledLatestConfig,
     SoftmaxConfig,
     TransformerConfig,
 )
-from annattn.tasks import InductionHeads, Match2
+from annattn.tasks import AssociativeRecall, InductionHeads, Match2
 
 __all__ = ["RECIPES"]
 
@@ -92,6 +93,46 @@ def _induction_direct(
     )
 
 
+def _recall(stages: tuple[Stage, ...], attention: tuple[AttentionConfig, ...]) -> Recipe:
+    options = {"n": 256, "pairs": 64, "keys": 4096, "values": 64}
+    task = AssociativeRecall(**options)
+    return Recipe(
+        task="associative_recall",
+        task_options=options,
+        model=TransformerConfig(
+            task.input_vocab,
+            task.target_vocab,
+            length=16_384,
+            dim=64,
+            attention=attention,
+            positions="none",
+            rotary=(True, False),
+        ),
+        stages=stages,
+        batch=16,
+        rate=2e-3,
+    )
+
+
+def _recall_anna() -> Recipe:
+    def sampled(hashes: int) -> tuple[AttentionConfig, ...]:
+        return (
+            SampledCollisionConfig("cross_polytope", 16, hashes),
+            SampledCollisionConfig("cross_polytope", 8, hashes),
+        )
+
+    stages = (
+        Stage(500, (ExpectedCollisionConfig("hyperplane", 12),) * 2),
+        Stage(400, sampled(1), (0.0, 1.0)),
+        Stage(600, sampled(2)),
+    )
+    return _recall(stages, (AnnaConfig("cross_polytope", 16, 3), AnnaConfig("cross_polytope", 8, 3)))
+
+
+def _recall_alike(mechanism: AttentionConfig) -> Recipe:
+    return _recall((Stage(1500, (mechanism,) * 2),), (mechanism,) * 2)
+
+
 RECIPES: dict[str, Recipe] = {
     "match2_paper": _match2_paper(0.1),
     "match2_direct": _match2_direct(),
@@ -106,4 +147,7 @@ RECIPES: dict[str, Recipe] = {
         (AnnaConfig("cross_polytope", 32, 1), LatestMatchConfig("cross_polytope", 4, 1)),
         (0.0, 0.0),
     ),
+    "recall_anna": _recall_anna(),
+    "recall_softmax": _recall_alike(SoftmaxConfig(beta=16.0)),
+    "recall_low_rank": _recall_alike(LowRankConfig()),
 }

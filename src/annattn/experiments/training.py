@@ -1,5 +1,6 @@
 """Train a recipe: killed at any step and started again, it ends with the same weights, bit for bit."""
 
+import contextlib
 import json
 import math
 import time
@@ -14,7 +15,7 @@ from torch import Tensor
 from annattn.errors import InputError
 from annattn.experiments.recipe import Recipe, write_recipe
 from annattn.nn import Transformer
-from annattn.nn.checkpoint import load_tensors, read_tensors, save_model, write_json, write_tensors
+from annattn.nn.checkpoint import load_tensors, read_tensors, save_model, write_json, write_tensors, write_text
 from annattn.tasks import Batch
 
 __all__ = ["Progress", "train"]
@@ -62,6 +63,7 @@ def train(
     try:
         while run.step < last:
             loss, error = run.advance()
+            run.note(loss, error)
             if report:
                 report(Progress(run.step, recipe.steps, loss, error, time.perf_counter() - started))
             if run.step % save_every == 0 and run.step < last:
@@ -80,8 +82,9 @@ class _Run:
         self.recipe, self.seed, self.folder = recipe, seed, folder
         self.task = recipe.make_task()
         self.model = Transformer(recipe.model, seed=seed)
-        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=recipe.rate)
+        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=recipe.rate, betas=(0.9, 0.98))
         self.step = 0
+        self.log = ["step,loss,error"]
         self.dataset = None if recipe.dataset is None else self.task.sample(recipe.dataset, (seed, 0))
         self._resume()
 
@@ -110,9 +113,15 @@ class _Run:
         self.step += 1
         return loss.item(), (logits.argmax(-1) != targets[mask]).double().mean().item()
 
+    def note(self, loss: float, error: float) -> None:
+        """Remember every hundredth step for the log."""
+        if self.step % 100 == 0 or self.step == self.recipe.steps:
+            self.log.append(f"{self.step},{loss:.6f},{error:.6f}")
+
     def _batch(self, rng: np.random.Generator) -> Batch:
         if self.dataset is None:
-            return self.task.sample(self.recipe.batch, (self.seed, 1, self.step))
+            stage, _ = self.recipe.stage_at(self.step)
+            return self.recipe.make_task(stage.n).sample(self.recipe.batch, (self.seed, 1, self.step))
         rows = rng.integers(len(self.dataset), size=self.recipe.batch)
         return Batch(self.dataset.inputs[rows], self.dataset.targets[rows], self.dataset.mask[rows])
 
@@ -134,6 +143,7 @@ class _Run:
         state["step"] = torch.tensor(self.step)
         # The step is in the same file as the weights, so no kill can separate them.
         write_tensors(state, self.folder / "state.safetensors")
+        write_text("\n".join(self.log) + "\n", self.folder / "log.csv")
         about = {"recipe": write_recipe(self.recipe), "seed": self.seed, "step": self.step}
         write_json(about, self.folder / "run.json")
         if self.step == self.recipe.steps:
@@ -163,3 +173,6 @@ class _Run:
             adam.setdefault(int(index), {})[rest] = tensor
         self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": adam})
         self.step = int(parts["step"][""])
+        with contextlib.suppress(OSError):
+            lines = (self.folder / "log.csv").read_text().splitlines()
+            self.log = lines[:1] + [line for line in lines[1:] if int(line.split(",")[0]) <= self.step]

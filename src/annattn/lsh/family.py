@@ -76,13 +76,13 @@ class HashFamily(ABC):
     def log_probability(self, cosine: Tensor) -> Tensor | None:
         """Log of one hash's collision probability, where that is a function of the cosine; else None.
 
-        Its derivative is `log_slope`, which stays finite at cosine 1.
+        Its derivative is `log_slope`, and near ±1, where that has a pole, the slope at ±0.9999.
 
         >>> import annattn as aa
         >>> aa.lsh.Hyperplane(8).log_probability(torch.tensor([1.0, 0.0])).exp()
         tensor([1.0000, 0.5000])
         """
-        value, slope = self._log_values(cosine.detach()), self.log_slope(cosine.detach())
+        value, slope = self._log_values(cosine.detach()), self.log_slope(cosine.detach().clamp(-0.9999, 0.9999))
         if value is None or slope is None:
             return None
         return value + slope * (cosine - cosine.detach())

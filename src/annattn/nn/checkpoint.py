@@ -14,7 +14,16 @@ from annattn.errors import InputError
 from annattn.nn.mechanisms import read_attention, write_attention
 from annattn.nn.transformer import Transformer, TransformerConfig
 
-__all__ = ["load_model", "read_config", "read_tensors", "save_model", "write_config", "write_json", "write_tensors"]
+__all__ = [
+    "load_model",
+    "read_config",
+    "read_tensors",
+    "save_model",
+    "write_config",
+    "write_json",
+    "write_tensors",
+    "write_text",
+]
 
 FORMAT = 1
 
@@ -139,6 +148,11 @@ def write_json(data: Any, path: Path) -> None:
     ...     json.loads((Path(folder) / "x.json").read_text())
     {'a': 1}
     """
+    write_text(json.dumps(data, indent=2) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a file under another name, then rename."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(data, indent=2) + "\n")
+    partial.write_text(text)
     os.replace(partial, path)

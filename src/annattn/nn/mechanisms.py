@@ -335,7 +335,12 @@ def _coded(rate: float, attend: Attend) -> Attend:
     """The same with position-coded values, if there is a rate."""
     if not rate:
         return attend
-    return lambda q, k, v, is_causal, mask: position_coded(lambda u: attend(q, k, u, is_causal, mask), v, rate)
+
+    def coded(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:
+        # Mechanisms that want one dtype for all three get the values' float64.
+        return position_coded(lambda u: attend(q.to(u.dtype), k.to(u.dtype), u, is_causal, mask), v, rate)
+
+    return coded
 
 
 def _check_gradient(gradient: str) -> None:
