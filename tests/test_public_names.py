@@ -4,8 +4,8 @@ import pkgutil
 import annattn as aa
 
 PUBLIC = {
-    "AnnaReport", "BucketCache", "Plan", "anna_attention", "attention", "check_anna", "errors",
-    "exact_match_attention", "kernels", "latest_match_attention", "low_rank_attention", "lsh", "mpc", "plan",
+    "AnnaReport", "BucketCache", "Plan", "anna_attention", "attention", "check_anna", "compiler",
+    "errors", "exact_match_attention", "kernels", "latest_match_attention", "low_rank_attention", "lsh", "mpc", "plan",
     "reformer_attention", "softmax_attention", "tasks",
 }  # fmt: skip
 

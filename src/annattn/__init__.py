@@ -1,6 +1,6 @@
 """Fast attention by nearest-neighbour hashing, and its equivalence with massively parallel computation."""
 
-from annattn import attention, errors, kernels, lsh, mpc, tasks
+from annattn import attention, compiler, errors, kernels, lsh, mpc, tasks
 from annattn.attention import (
     AnnaReport,
     Plan,
@@ -24,6 +24,7 @@ __all__ = [
     "anna_attention",
     "attention",
     "check_anna",
+    "compiler",
     "errors",
     "exact_match_attention",
     "kernels",
