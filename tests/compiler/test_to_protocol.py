@@ -57,8 +57,9 @@ def test_whole_numbers_come_out_equal():
     rows = torch.from_numpy(np.column_stack([rng.integers(0, 5, 50), rng.integers(-9, 9, (50, 2))]).astype(float))
     for attention in (ExactMatch(), LowRank(), Anna(Euclidean(1, width=1.0).sample(tables=2, hashes=3))):
         model = one_layer(attention, heads=2)
-        protocol = to_protocol(model, 50, 200, dim=3)
-        assert np.array_equal(run(protocol, protocol.encode(rows)).output, model(rows).numpy())
+        for memory in (110, 200):
+            protocol = to_protocol(model, 50, memory, dim=3)
+            assert np.array_equal(run(protocol, protocol.encode(rows)).output, model(rows).numpy())
 
 
 @pytest.mark.parametrize("memory", [140, 200, 400, 3000])
