@@ -1,6 +1,6 @@
 """Fast attention by nearest-neighbour hashing, and its equivalence with massively parallel computation."""
 
-from annattn import attention, errors, kernels, lsh, mpc, nn, tasks
+from annattn import attention, compiler, errors, experiments, kernels, lsh, mpc, nn, tasks
 from annattn.attention import (
     AnnaReport,
     Plan,
@@ -28,10 +28,12 @@ __all__ = [
     "anna_attention",
     "attention",
     "check_anna",
+    "compiler",
     "errors",
     "exact_match_attention",
     "expected_collision_attention",
     "expected_latest_attention",
+    "experiments",
     "kernels",
     "latest_match_attention",
     "low_rank_attention",
