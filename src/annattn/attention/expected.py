@@ -36,7 +36,7 @@ def expected_collision_attention(
     scores, values, seen = pair_scores(query, key, value, family, hashes, is_causal, key_mask)
     # The lowest number, not -inf, whose derivative would be NaN in a row that sees nothing.
     weights = scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1)
-    out = (weights * seen) @ values
+    out = (weights * seen).to(values.dtype) @ values
     return ungrouped(out, query).to(value.dtype)
 
 
@@ -62,7 +62,7 @@ def expected_latest_attention(
     tensor([1., 2.])
     """
     scores, values, seen = pair_scores(query, key, value, family, hashes, True, key_mask)
-    out = latest_chances(scores.exp() * seen) @ values
+    out = latest_chances(scores.exp() * seen).to(values.dtype) @ values
     return ungrouped(out, query).to(value.dtype)
 
 
@@ -92,12 +92,12 @@ def pair_scores(
     require_count("hashes", hashes)
     if family.dim != query.shape[-1]:
         raise InputError("family", given=f"one of dim {family.dim}", expected=f"one of the query's {query.shape[-1]}")
-    dtype = torch.promote_types(accumulator(query.dtype), accumulator(value.dtype))
     hidden = None if key_mask is None else ~key_mask[:, None, :, None]
     if hidden is not None:
         key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
     queries, keys = query.shape[2], key.shape[2]
-    query, key, value = (x.to(dtype) for x in (query, key, value))
+    # Values may be wider than queries and keys; the pairs are then not worth it.
+    query, key, value = (x.to(accumulator(x.dtype)) for x in (query, key, value))
     unit_query, unit_key, values = (grouped(x, key.shape[1]) for x in (unit_rows(query), unit_rows(key), value))
     scores = family.log_probability(unit_query @ unit_key.mT)
     if scores is None:

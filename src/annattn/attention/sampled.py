@@ -4,16 +4,10 @@ With c the counts of real hash functions and ℓp their average, the counts used
 runs through the parenthesis. At noise 0 the output is an average; at noise 1 it is that of hashing. Raising the noise
 in between teaches a model little by little to do without averages.
 
-At noise 1 the gradient of a count is not the slope of the output but what one more meeting would do,
-f(c + 1_ij) − f(c). For counts that are independent and Poisson, which those of many tables and small p nearly are,
-that is the gradient of the expected output without bias: d/dλ E f(c) = E[f(c + 1) − f(c)]. It is bounded where slopes
-are not, and it reaches the pairs that did not meet. At a smaller noise s a meeting counts s, and the gradient is
-(f(ĉ + s·1_ij) − f(ĉ)) / s, which tends to the slope.
+The gradient is the slope at the counts used, so for every noise it also reaches the pairs that did not meet.
 """
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -22,14 +16,11 @@ from torch import Tensor
 from annattn.attention.anna import hash_inputs
 from annattn.attention.expected import latest_chances, pair_scores
 from annattn.attention.inputs import check_hasher, check_inputs, grouped, ungrouped
-from annattn.attention.position_coded import growth, unit_length
 from annattn.errors import InputError
 from annattn.kernels import spoiled
 from annattn.lsh import Hasher
 
 __all__ = ["sampled_collision_attention", "sampled_latest_attention"]
-
-_LEAST_STEP = 0.02  # of a finite difference, which in float32 stands for the slope
 
 
 def sampled_collision_attention(
@@ -39,7 +30,6 @@ def sampled_collision_attention(
     hasher: Hasher,
     *,
     noise: float = 1.0,
-    recency: float = 0.0,
     is_causal: bool = False,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
@@ -47,9 +37,6 @@ def sampled_collision_attention(
 
     The maximum is where an average differs from a quotient: a query that meets less than one key on average reads
     less than one value's worth, and so has a reason to meet more.
-
-    With `recency` a > 0, values are multiplied by 2^(a·j) and what is read is scaled to length √dim (see
-    `position_coded`), inside, so that the gradient is that of one more meeting through both.
 
     >>> import annattn as aa
     >>> hasher = aa.lsh.Hyperplane(2).sample(tables=4, hashes=2, seed=0)
@@ -65,17 +52,7 @@ def sampled_collision_attention(
     for table in range(hasher.tables):
         counts += pairs.met(table)
     used = expected + noise * (counts - expected).detach()
-    held, total = used.detach(), used.detach().sum(-1, keepdim=True)
-    step = max(noise, _LEAST_STEP)
-    if recency:
-        values = pairs.values * growth(recency, key.shape[2], pairs.values)  # in float64, for its range
-        size = math.sqrt(value.shape[-1])
-        summed = held.double() @ values
-        out = (unit_length(summed) * total.clamp(max=1) * size).to(used.dtype)
-        out = _OneMoreCoded.apply(used, out, summed, values, total, size, step)
-    else:
-        out = held @ pairs.values / total.clamp(min=1)
-        out = _OneMore.apply(used, out, held @ pairs.values.detach(), pairs.values.detach(), total, step)
+    out = used.to(pairs.values.dtype) @ pairs.values / used.sum(-1, keepdim=True).clamp(min=1)
     return ungrouped(out, query).masked_fill(pairs.lost[..., None], torch.nan).to(value.dtype)
 
 
@@ -105,7 +82,8 @@ def sampled_latest_attention(
             newest, at = (pairs.met(table) * place).max(-1, keepdim=True)
             hits.scatter_add_(-1, at, (newest > 0).to(hits.dtype))
     sampled = hits / hits.sum(-1, keepdim=True).clamp(min=1)
-    out = (expected + noise * (sampled - expected).detach()) @ pairs.values
+    used = expected + noise * (sampled - expected).detach()
+    out = used.to(pairs.values.dtype) @ pairs.values
     return ungrouped(out, query).masked_fill(pairs.lost[..., None], torch.nan).to(value.dtype)
 
 
@@ -148,55 +126,3 @@ def _pairs(
         key_codes.flatten(0, 1),
         spoiled(query_codes, key_codes, int(is_causal)),
     )
-
-
-class _OneMore(torch.autograd.Function):
-    """The output as it is; backward, a count gets g·(f(ĉ + s) − f(ĉ)) / s with f the quotient and s the step."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, used: Tensor, out: Tensor, summed: Tensor, values: Tensor, total: Tensor, step: float
-    ) -> Tensor:
-        ctx.save_for_backward(summed, values, total)
-        ctx.step = step
-        return out.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        summed, values, total = ctx.saved_tensors
-        along = (grad * summed).sum(-1, keepdim=True)
-        then = (along + ctx.step * (grad @ values.mT)) / (total + ctx.step).clamp(min=1)
-        return (then - along / total.clamp(min=1)) / ctx.step, grad, None, None, None, None
-
-
-class _OneMoreCoded(torch.autograd.Function):
-    """The same with f the sum of position-coded values scaled to one length, and to zero where nothing is met."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, used: Tensor, out: Tensor, summed: Tensor, values: Tensor, total: Tensor, size: float, step: float
-    ) -> Tensor:
-        ctx.save_for_backward(out, summed, values, total)
-        ctx.size, ctx.step = size, step
-        return out.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        out, summed, values, total = ctx.saved_tensors
-        dtype = grad.dtype
-        direction, unit_values = unit_length(summed).to(dtype), unit_length(values).to(dtype)
-        # The value j in units of what is there already; where nothing is, any large number stands for infinity.
-        length = _length(summed).clamp(min=torch.finfo(torch.float64).tiny)
-        share = (ctx.step * _length(values).mT / length).clamp(max=1e15).to(dtype)
-        square = 1 + 2 * share * (direction @ unit_values.mT) + share.square()
-        along = (grad * direction).sum(-1, keepdim=True) + share * (grad @ unit_values.mT)
-        then = along / square.clamp(min=1e-12).sqrt() * (total + ctx.step).clamp(max=1) * ctx.size
-        return (then - (grad * out).sum(-1, keepdim=True)) / ctx.step, grad, None, None, None, None, None
-
-
-def _length(x: Tensor) -> Tensor:
-    largest = x.abs().amax(-1, keepdim=True)
-    safe = torch.where(largest > 0, largest, 1)
-    return (x / safe).norm(dim=-1, keepdim=True) * safe

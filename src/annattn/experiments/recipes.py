@@ -72,10 +72,13 @@ def _induction_paper(beta: float) -> Recipe:
     )
 
 
-def _induction_direct(
-    sampled: tuple[AttentionConfig, ...], hashed: tuple[AttentionConfig, ...], recency: tuple[float, float]
-) -> Recipe:
+def _induction_direct(*, latest: bool) -> Recipe:
     task = InductionHeads(n=100, letters=4)
+    tables, hashes = (32, 4), 8
+    kinds = (SampledCollisionConfig, SampledLatestConfig if latest else SampledCollisionConfig)
+    sampled = tuple(kind("hyperplane", count, hashes) for kind, count in zip(kinds, tables, strict=True))
+    kinds = (AnnaConfig, LatestMatchConfig if latest else AnnaConfig)
+    hashed = tuple(kind("hyperplane", count, hashes) for kind, count in zip(kinds, tables, strict=True))
     return Recipe(
         task="induction_heads",
         task_options={"n": 100, "letters": 4},
@@ -87,9 +90,15 @@ def _induction_direct(
             attention=hashed,
             positions="none",
             rotary=(True, False),
-            recency=recency,
+            recency=(0.0, 0.0 if latest else 0.5),
         ),
-        stages=(Stage(200, sampled, (0.0, 0.0)), Stage(1200, sampled, (0.0, 1.0)), Stage(1600, sampled)),
+        # Short words and averages first; then noise, which makes near-certain collisions pay.
+        stages=(
+            Stage(150, sampled, (0.0, 0.0), n=50),
+            Stage(400, sampled, (0.0, 0.5), n=50),
+            Stage(1000, sampled, (0.5, 0.8)),
+            Stage(800, sampled, (0.8, 0.8)),
+        ),
     )
 
 
@@ -137,16 +146,8 @@ RECIPES: dict[str, Recipe] = {
     "match2_paper": _match2_paper(0.1),
     "match2_direct": _match2_direct(),
     "induction_paper": _induction_paper(1.0),
-    "induction_direct": _induction_direct(
-        (SampledCollisionConfig("cross_polytope", 32, 1), SampledCollisionConfig("cross_polytope", 4, 1)),
-        (AnnaConfig("cross_polytope", 32, 1), AnnaConfig("cross_polytope", 4, 1)),
-        (0.0, 0.5),
-    ),
-    "induction_latest": _induction_direct(
-        (SampledCollisionConfig("cross_polytope", 32, 1), SampledLatestConfig("cross_polytope", 4, 1)),
-        (AnnaConfig("cross_polytope", 32, 1), LatestMatchConfig("cross_polytope", 4, 1)),
-        (0.0, 0.0),
-    ),
+    "induction_direct": _induction_direct(latest=False),
+    "induction_latest": _induction_direct(latest=True),
     "recall_anna": _recall_anna(),
     "recall_softmax": _recall_alike(SoftmaxConfig(beta=16.0)),
     "recall_low_rank": _recall_alike(LowRankConfig()),

@@ -92,7 +92,7 @@ class SoftmaxConfig(AttentionConfig):
         return _coded(
             recency,
             lambda q, k, v, is_causal, mask: softmax_attention(
-                q, k, v, beta=self.beta, is_causal=is_causal, key_mask=mask
+                q.to(v.dtype), k.to(v.dtype), v, beta=self.beta, is_causal=is_causal, key_mask=mask
             ),
         )
 
@@ -175,8 +175,11 @@ class SampledCollisionConfig(_Hashed):
     def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
         """`sampled_collision_attention` with hash functions of the seed and the layer."""
         hasher, noise = self._hasher(head_dim, layer, seed), self.noise
-        return lambda q, k, v, is_causal, mask: sampled_collision_attention(
-            q, k, v, hasher, noise=noise, recency=recency, is_causal=is_causal, key_mask=mask
+        return _coded(
+            recency,
+            lambda q, k, v, is_causal, mask: sampled_collision_attention(
+                q, k, v, hasher, noise=noise, is_causal=is_causal, key_mask=mask
+            ),
         )
 
 
@@ -335,12 +338,7 @@ def _coded(rate: float, attend: Attend) -> Attend:
     """The same with position-coded values, if there is a rate."""
     if not rate:
         return attend
-
-    def coded(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:
-        # Mechanisms that want one dtype for all three get the values' float64.
-        return position_coded(lambda u: attend(q.to(u.dtype), k.to(u.dtype), u, is_causal, mask), v, rate)
-
-    return coded
+    return lambda q, k, v, is_causal, mask: position_coded(lambda u: attend(q, k, u, is_causal, mask), v, rate)
 
 
 def _check_gradient(gradient: str) -> None:
