@@ -24,7 +24,13 @@ def _match2_paper(beta: float) -> Recipe:
         task="match2",
         task_options={"n": 32, "modulus": 37},
         model=TransformerConfig(
-            task.input_vocab, task.target_vocab, length=32, dim=64, attention=attention, is_causal=False
+            task.input_vocab,
+            task.target_vocab,
+            length=32,
+            dim=64,
+            attention=attention,
+            is_causal=False,
+            positions="none",
         ),
         stages=(Stage(20_000, attention),),
         rate=1e-3,
@@ -74,11 +80,13 @@ def _induction_paper(beta: float) -> Recipe:
 
 def _induction_direct(*, latest: bool) -> Recipe:
     task = InductionHeads(n=100, letters=4)
-    tables, hashes = (32, 4), 8
-    kinds = (SampledCollisionConfig, SampledLatestConfig if latest else SampledCollisionConfig)
-    sampled = tuple(kind("hyperplane", count, hashes) for kind, count in zip(kinds, tables, strict=True))
-    kinds = (AnnaConfig, LatestMatchConfig if latest else AnnaConfig)
-    hashed = tuple(kind("hyperplane", count, hashes) for kind, count in zip(kinds, tables, strict=True))
+    sizes = ((32, 6), (4, 8))  # tables and hashes of the two layers
+    sampled = tuple(SampledCollisionConfig("hyperplane", *size) for size in sizes)
+    hashed = tuple(AnnaConfig("hyperplane", *size) for size in sizes)
+    last = sampled
+    if latest:
+        last = (sampled[0], SampledLatestConfig("hyperplane", *sizes[1]))
+        hashed = (hashed[0], LatestMatchConfig("hyperplane", *sizes[1]))
     return Recipe(
         task="induction_heads",
         task_options={"n": 100, "letters": 4},
@@ -90,14 +98,14 @@ def _induction_direct(*, latest: bool) -> Recipe:
             attention=hashed,
             positions="none",
             rotary=(True, False),
-            recency=(0.0, 0.0 if latest else 0.5),
+            recency=(0.0, 0.5),
         ),
         # Short words and averages first; then noise, which makes near-certain collisions pay.
         stages=(
             Stage(150, sampled, (0.0, 0.0), n=50),
             Stage(400, sampled, (0.0, 0.5), n=50),
-            Stage(1000, sampled, (0.5, 0.8)),
-            Stage(800, sampled, (0.8, 0.8)),
+            Stage(1450, last, (0.5, 0.8)),
+            Stage(1500, last, (0.8, 1.0)),
         ),
     )
 
