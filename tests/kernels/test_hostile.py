@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import annattn as aa
-from annattn.kernels import numba_backend
+from annattn.kernels import memory
 from annattn.kernels.threads import run_pieces
 
 HASHER = aa.lsh.Hyperplane(8).sample(tables=4, hashes=5, seed=0)
@@ -74,7 +74,7 @@ def test_work_buffers_full_of_nan_do_not_show(monkeypatch):
     ]
     uneven = aa.anna_attention(case[0], case[1][:, :, :100], case[2][:, :, :100], HASHER, is_causal=True)
     exact = aa.exact_match_attention(case[0].round(), case[1].round(), case[2])
-    monkeypatch.setattr(numba_backend, "_empty", poisoned)
+    monkeypatch.setattr(memory, "empty", poisoned)
     again = [
         aa.anna_attention(*case, hasher, is_causal=causal) for hasher in (HASHER, wide) for causal in (False, True)
     ]
