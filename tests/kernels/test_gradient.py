@@ -128,7 +128,7 @@ def test_inputs_of_any_layout(monkeypatch, is_causal):
 def test_attend_and_its_gradient_pass_torchs_own_checks(order):
     query, key, value, query_codes, key_codes, grad = case(6, 7, buckets=2, dim=4)
     key_codes[1, 0, 0] = IGNORED  # not NO_BUCKET: NaN would equal nothing
-    leaves = [x.requires_grad_() for x in (query, key, value)]
+    leaves = query.requires_grad_(), key.requires_grad_(), value.requires_grad_()
     torch.library.opcheck(_attend, (*leaves, query_codes, key_codes, order, 2, False, SLOPE))
     out, count = attend(
         *leaves, (query_codes, key_codes), order=order, buckets=2, one_table_at_a_time=False, slope=SLOPE

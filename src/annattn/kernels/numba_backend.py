@@ -14,11 +14,12 @@ from annattn.kernels import memory, torch_backend
 from annattn.kernels.codes import heads_and_shares, spoiled
 from annattn.kernels.compiled import say_if_slow
 from annattn.kernels.gradient import Slope
-from annattn.kernels.numba_buckets import fill, newest, read, scan
+from annattn.kernels.numba_buckets import fill, join, newest, read, scan
 from annattn.kernels.numba_gradient import constant_gradient
 from annattn.kernels.numba_hash import hyperplane_codes, padded_columns
 from annattn.kernels.numba_numbers import number_rows, slots_of
 from annattn.kernels.numba_rotation import cross_polytope_codes
+from annattn.kernels.simd import LANES
 from annattn.kernels.threads import Run, run_groups, run_pieces
 from annattn.lsh import CrossPolytope, Hasher, Hyperplane, Identity
 
@@ -34,10 +35,12 @@ __all__ = [
 ]
 
 _ROWS = 2048  # rows hashed or read in one piece
-_BLOCK = 32_768  # sources put into buckets in one piece, at least
+_BLOCK = 131_072  # sources put into buckets in one piece, at least
 _BLOCKS = 16  # and how many such pieces there are, at most: each has sums of its own
 _TABLES = 2  # tables filled in one piece
+_COLUMNS = 16  # columns scanned in one piece, at least
 
+_TORCH = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 _ONE_COPY = torch.empty(1, 0)
 _columns = WeakTensorKeyDictionary()  # normals laid out for the kernel, as long as their tensor lives
 
@@ -207,8 +210,7 @@ class _Chunk:
         m = self.sources.shape[1]
         # As many blocks as hold no more sums than there are values, whatever the threads. Strips of rows add up in the
         # dtype of the values and strips in float64, so that rounding grows with the strip, not with the bucket.
-        rows = _BLOCK if order else 4 * _BLOCK  # without a scan the tables are pieces enough for a while
-        blocks = min(_BLOCKS, max(1, m // max(rows, 2 * self.tables * self.slots)))
+        blocks = min(_BLOCKS, max(1, m // max(_BLOCK, 2 * self.tables * self.slots)))
         edges = [m * block // blocks for block in range(blocks + 1)]
         sums = np.zeros((blocks, self.tables, self.slots * self.width))
         tally = np.zeros((blocks, self.tables, self.slots), np.int64)
@@ -259,20 +261,57 @@ class _Chunk:
     def _scan(self, run: Run, edges, order, sums, tally, total, count) -> None:
         share, n, _ = self.targets.shape
         horizon = self.sources.shape[1] - n if order > 0 else 0
+        blocks = len(edges) - 1
+        # One block alone is scanned twice at a time, each time for half of the tables, and the halves are added up.
+        halves = 2 if blocks == 1 and self.tables > 1 and self.first == 0 else 1
+        seams = [self.tables * half // halves for half in range(halves + 1)]
+        # Columns know nothing of each other: while there are threads left, each piece has some of them.
+        threads = torch.get_num_threads() if run is run_pieces else 1
+        parts = max(1, min(-(-threads // (blocks * halves)), self.width // _COLUMNS))
+        cuts = [self.width * part // parts // LANES * LANES for part in range(parts)] + [self.width]
+        totals = [total] + [memory.empty(len(total), dtype=_TORCH[total.dtype]).numpy() for _ in range(halves - 1)]
         if self.first == 0 and horizon < 0:
             # Targets before the first source see nothing, and no scan comes by to look at them.
             self.lost[0] = True
-            total.reshape(share, n, -1)[:, :-horizon] = 0
+            for each in totals:
+                each.reshape(share, n, -1)[:, :-horizon] = 0
             count[:, :-horizon] = 0
+        counts = [[count if half + part == 0 else count.copy() for part in range(parts)] for half in range(halves)]
 
-        def one(block: int) -> None:
-            span = (edges[block], edges[block + 1], block == len(edges) - 2)
+        def one(piece: int) -> None:
+            block, piece = divmod(piece, halves * parts)
+            half, part = divmod(piece, parts)
+            here, first, last = slice(seams[half], seams[half + 1]), cuts[part], cuts[part + 1]
+            mine = (
+                sums[block, here].reshape((here.stop - here.start) * self.slots, self.width)[:, first:last].reshape(-1)
+            )
+            span = (edges[block], edges[block + 1], block == blocks - 1)
             scan(
-                self.targets, self.sources, self.first, self.flat, self.bases, self.stride, self.width, span, horizon,
-                order < 0, self.first == 0, self.divide, sums[block].reshape(-1), tally[block], total, count, self.lost,
+                self.targets, self.sources, self.first + here.start, self.flat, self.bases + first, self.stride,
+                last - first, span, horizon, order < 0, self.first == 0, self.divide and halves == 1, mine,
+                tally[block, here].copy(), totals[half][first:], self.width, counts[half][part], self.lost,
             )  # fmt: skip
 
-        run(one, len(edges) - 1)
+        run(one, blocks * halves * parts)
+        if halves > 1:
+            self._join(run, totals, counts[0][0].reshape(-1), counts[1][0].reshape(-1))
+
+    def _join(self, run: Run, totals: list[np.ndarray], count: np.ndarray, other: np.ndarray) -> None:
+        """Add the second half to the first."""
+
+        def one(piece: int) -> None:
+            join(
+                totals[0],
+                count,
+                totals[1],
+                other,
+                self.width,
+                piece * _ROWS,
+                min((piece + 1) * _ROWS, len(count)),
+                self.divide,
+            )
+
+        run(one, -(-len(count) // _ROWS))
 
 
 def _hash_rows(hasher: Hasher, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from annattn.kernels.compiled import kernel
 from annattn.kernels.simd import converted, data_of, in_columns, intrinsic, load, loop, store, zero
 from annattn.lsh import NO_BUCKET
 
-__all__ = ["fill", "newest", "read", "scan"]
+__all__ = ["fill", "join", "newest", "read", "scan"]
 
 _STRIP = 2048  # rows summed before they are added to the float64 sums
 _SCAN = 1024  # rows scanned table by table, so that they and a table stay in the nearer caches
@@ -158,13 +158,13 @@ def read(codes, first_table, sums, tally, width, start, stop, is_first, divide, 
         count[row] = entries if is_first else count[row] + entries
         _add_rows(total, row * width, sums, offsets, met, width, is_first)
         if divide:
-            _divide(total, count, row, row, width)
+            _divide(total, count, row * width, row, width)
 
 
 @kernel
 def scan(
     targets, sources, first_table, value, bases, stride, width, block, horizon, reverse, is_first, divide,
-    sums, tally, total, count, lost,
+    sums, tally, total, total_stride, count, lost,
 ):  # fmt: skip
     """One pass in time over the places of `block`: each source goes into its buckets, then targets read theirs.
 
@@ -189,7 +189,7 @@ def scan(
             for place in range(first_read, last_read):
                 row = n - 1 - (place - horizon) if reverse else place - horizon
                 for head in range(share_targets):
-                    _clear(total, count[head], head * n + row, row, width)
+                    _clear(total, count[head], (head * n + row) * total_stride, row, width)
         for table in range(tables):
             column, home = first_table + table, table * slots
             for place in range(strip, strip_end):
@@ -213,7 +213,7 @@ def scan(
                             lost[0] = True
                         if code >= 0:
                             count[head, row] += tally[table, code]
-                            at = (head * n + row) * width
+                            at = (head * n + row) * total_stride
                             if small:
                                 _add_both(total, at, known, recent, (home + code) * width, width)
                             else:
@@ -225,7 +225,17 @@ def scan(
             for place in range(first_read, last_read):
                 row = n - 1 - (place - horizon) if reverse else place - horizon
                 for head in range(share_targets):
-                    _divide(total, count[head], head * n + row, row, width)
+                    _divide(total, count[head], (head * n + row) * total_stride, row, width)
+
+
+@kernel
+def join(total, count, more, entries, width, start, stop, divide):
+    """Add the sums and counts of other tables to total[start:stop]; divide at the end, if told."""
+    _add_row(total, start * width, more, start * width, (stop - start) * width)
+    for row in range(start, stop):
+        count[row] += entries[row]
+        if divide:
+            _divide(total, count, row * width, row, width)
 
 
 @kernel
@@ -238,12 +248,12 @@ def _pour(part, sums):
 @kernel
 def _clear(total, count, at, row, width):
     count[row] = 0
-    total[at * width : (at + 1) * width] = 0
+    total[at : at + width] = 0
 
 
 @kernel
 def _divide(total, count, at, row, width):
-    here = total[at * width : (at + 1) * width]
+    here = total[at : at + width]
     divisor = total.dtype.type(max(count[row], 1))
     for k in range(width):
         here[k] /= divisor

@@ -170,7 +170,7 @@ def _cuts(edges: np.ndarray, lines: int) -> list[tuple[tuple[int, int], tuple[in
 
 @kernel(fastmath={"reassoc", "contract"})
 def _set_units(x, stride, dim, rows, layout, length):
-    """Rows of x as unit vectors and lengths, all else of a row 0; without a direction a row is 0, of infinite length."""
+    """Rows of x as unit vectors and lengths, all else of a row 0; without a direction it is 0, of infinite length."""
     unit_at = layout[1]
     for row in range(len(rows)):
         here, into = x[row * stride : row * stride + dim], rows[row, unit_at : unit_at + dim]
