@@ -82,6 +82,8 @@ def _taken(size: int) -> _Block | None:
 
 
 def _give_back(block: _Block) -> None:
+    if block.room.nbytes > KEPT:
+        return
     _kept.append(block)
     while sum(other.room.nbytes for other in tuple(_kept)) > KEPT:
         try:
