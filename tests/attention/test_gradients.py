@@ -13,10 +13,12 @@ import annattn as aa
 from annattn.attention import reference
 from annattn.errors import InputError
 from annattn.kernels import gradient as routes
+from annattn.kernels import use_backend
 from annattn.lsh import CrossPolytope, Euclidean, Hyperplane, Identity
 
 HASHER = Hyperplane(4).sample(tables=6, hashes=2, seed=0)
 ROUTES = {
+    "compiled": {},
     "all pairs": {"_ALL_PAIRS": 10**9},
     "by bucket": {"_ALL_PAIRS": 0, "_SMALL": 1, "_CHUNK": 3},
     "by bucket, large chunks": {"_ALL_PAIRS": 0, "_SMALL": 1, "_CHUNK": 10**6},
@@ -29,6 +31,8 @@ ROUTES = {
 def route(request, monkeypatch):
     for name, value in ROUTES[request.param].items():
         monkeypatch.setattr(routes, name, value)
+    with use_backend("numba" if request.param == "compiled" else "torch"):
+        yield
 
 
 def log_probability(hasher, gradient, cosine):

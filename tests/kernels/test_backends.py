@@ -6,7 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annattn.errors import BackendError, InputError
-from annattn.kernels import BACKENDS, IGNORED, average, collect, dispatch, equal_rows, latest, use_backend
+from annattn.kernels import (
+    BACKENDS,
+    IGNORED,
+    average,
+    collect,
+    dispatch,
+    equal_rows,
+    latest,
+    numba_backend,
+    use_backend,
+)
 from annattn.lsh import NO_BUCKET
 
 EVERY = pytest.mark.parametrize("backend", BACKENDS)
@@ -117,8 +127,9 @@ def random_codes(buckets: int, n: int, m: int, tables: int = 3, seed: int = 0):
 @pytest.mark.parametrize(("n", "m"), [(40_000, 40_000), (40_000, 17_000), (300, 33_000), (33_000, 16_385)])
 @pytest.mark.parametrize("buckets", [1, 6, 40_000, 2**50])
 @pytest.mark.parametrize("order", [-1, 0, 1])
-def test_long_inputs_equal_the_torch_backend(backend, n, m, buckets, order):
+def test_long_inputs_equal_the_torch_backend(monkeypatch, backend, n, m, buckets, order):
     # Sums of these integers are exact, so that many blocks and one block must agree to the bit.
+    monkeypatch.setattr(numba_backend, "_BLOCK", 4096)
     targets, sources, value = random_codes(buckets, n, m)
     hint = buckets if buckets < 2**40 else 0
     with use_backend("torch"):
@@ -147,8 +158,8 @@ def test_sums_in_float32_do_not_drift_in_one_huge_bucket(backend):
 @EVERY
 @pytest.mark.parametrize("order", [-1, 0, 1])
 def test_results_do_not_depend_on_the_number_of_threads(backend, order):
-    targets, sources, _ = random_codes(16, 40_000, 40_000)
-    value = torch.randn(1, 2, 40_000, 5, generator=torch.Generator().manual_seed(0))
+    targets, sources, _ = random_codes(16, 9_000, 9_000)
+    value = torch.randn(1, 2, 9_000, 5, generator=torch.Generator().manual_seed(0))
     threads, results = torch.get_num_threads(), []
     try:
         with use_backend(backend):
@@ -159,6 +170,24 @@ def test_results_do_not_depend_on_the_number_of_threads(backend, order):
         torch.set_num_threads(threads)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("order", [-1, 0, 1])
+@pytest.mark.parametrize("block", [2048, numba_backend._BLOCK])
+def test_one_head_on_many_threads_is_the_same_to_the_bit(monkeypatch, order, block):
+    monkeypatch.setattr(numba_backend, "_BLOCK", block)
+    targets, sources, _ = random_codes(16, 9_000, 9_000)
+    value = torch.randn(1, 1, 9_000, 43, generator=torch.Generator().manual_seed(0))
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 7):  # all rows and columns, halves of the tables, and columns as well
+            torch.set_num_threads(count)
+            results.append(numba_backend.average(targets[:, :1], sources[:, :1], value, order, 16, False))
+    finally:
+        torch.set_num_threads(threads)
+    for mean, count in results[1:]:
+        assert torch.equal(results[0][0], mean)
+        assert torch.equal(results[0][1], count)
 
 
 @EVERY

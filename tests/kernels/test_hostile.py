@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import annattn as aa
-from annattn.kernels import numba_backend
+from annattn.kernels import memory
 from annattn.kernels.threads import run_pieces
 
 HASHER = aa.lsh.Hyperplane(8).sample(tables=4, hashes=5, seed=0)
@@ -22,7 +23,8 @@ def inputs(n: int = 3000, seed: int = 0):
     return query, key, value
 
 
-def test_several_python_threads_at_once_get_the_answers_of_one():
+def test_several_python_threads_at_once_get_the_answers_of_one(monkeypatch):
+    monkeypatch.setattr(memory, "_WORTH_KEEPING", 1000)  # so that they pass memory to one another
     cases = [(inputs(seed=seed), causal) for seed in range(4) for causal in (False, True)]
 
     def attend(case):
@@ -74,7 +76,7 @@ def test_work_buffers_full_of_nan_do_not_show(monkeypatch):
     ]
     uneven = aa.anna_attention(case[0], case[1][:, :, :100], case[2][:, :, :100], HASHER, is_causal=True)
     exact = aa.exact_match_attention(case[0].round(), case[1].round(), case[2])
-    monkeypatch.setattr(numba_backend, "_empty", poisoned)
+    monkeypatch.setattr(memory, "empty", poisoned)
     again = [
         aa.anna_attention(*case, hasher, is_causal=causal) for hasher in (HASHER, wide) for causal in (False, True)
     ]
@@ -83,6 +85,34 @@ def test_work_buffers_full_of_nan_do_not_show(monkeypatch):
     again_uneven = aa.anna_attention(case[0], case[1][:, :, :100], case[2][:, :, :100], HASHER, is_causal=True)
     assert torch.equal(again_uneven, uneven)
     assert torch.equal(aa.exact_match_attention(case[0].round(), case[1].round(), case[2]), exact)
+
+
+def test_memory_is_used_again_only_when_nobody_looks_at_it_any_more():
+    size = memory._WORTH_KEEPING // 8
+    first = memory.empty(size)
+    first.fill_(1)
+    part, address = first.numpy()[3:5], first.data_ptr()
+    del first
+    second = memory.empty(size).fill_(2)
+    assert second.data_ptr() != address
+    assert part.tolist() == [1, 1]
+    del part
+    third = memory.empty(size // 2, 2)
+    assert third.data_ptr() == address
+    assert memory.empty(size).data_ptr() not in (address, second.data_ptr())
+
+
+def test_memory_kept_is_bounded(monkeypatch):
+    monkeypatch.setattr(memory, "_kept", deque())
+    monkeypatch.setattr(memory, "KEPT", 3 * memory._WORTH_KEEPING)
+    held = [memory.empty(memory._WORTH_KEEPING // 8) for _ in range(5)]
+    last = held[-1].data_ptr()
+    while held:
+        held.pop(0)
+    assert sum(block.room.nbytes for block in memory._kept) == memory.KEPT
+    assert memory.empty(memory._WORTH_KEEPING // 8).data_ptr() == last
+    memory.empty(memory.KEPT)  # eight times too large to keep: nothing makes way for it
+    assert sum(block.room.nbytes for block in memory._kept) == memory.KEPT
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

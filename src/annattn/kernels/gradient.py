@@ -67,8 +67,8 @@ def query_key_gradient(
     grad: Tensor,
     out: Tensor,
     count: Tensor,
-    *,
     is_causal: bool,
+    buckets: int,
     slope: Slope,
 ) -> tuple[Tensor, Tensor]:
     """dL/dquery and dL/dkey of `average`, by whichever route is cheapest."""
@@ -123,9 +123,9 @@ def _groups(
 
 
 def _scaled(grad: Tensor, out: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """g_i/C_i and g_i·out_i/C_i; an output that is NaN pulls on nothing."""
+    """g_i/C_i and g_i·out_i/C_i; an output that is not finite pulls on nothing."""
     weight = grad / count[..., None].clamp(min=1)
-    level = (weight * out.to(grad.dtype).nan_to_num()).sum(-1)
+    level = (weight * out.to(grad.dtype).nan_to_num(0, 0, 0)).sum(-1)
     return weight, level
 
 

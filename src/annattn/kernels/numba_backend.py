@@ -3,7 +3,6 @@
 Pieces are of fixed size and every sum has a fixed order, so results are the same to the bit for any number of threads.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,27 +10,39 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from annattn.kernels import torch_backend
+from annattn.kernels import memory, torch_backend
 from annattn.kernels.codes import heads_and_shares, spoiled
 from annattn.kernels.compiled import say_if_slow
-from annattn.kernels.numba_buckets import fill, newest, number_codes, number_rows, read, scan
+from annattn.kernels.gradient import Slope
+from annattn.kernels.numba_buckets import fill, join, newest, read, scan
+from annattn.kernels.numba_gradient import constant_gradient
 from annattn.kernels.numba_hash import hyperplane_codes, padded_columns
+from annattn.kernels.numba_numbers import number_rows, slots_of
 from annattn.kernels.numba_rotation import cross_polytope_codes
-from annattn.kernels.threads import run_pieces
+from annattn.kernels.simd import LANES
+from annattn.kernels.threads import Run, run_groups, run_pieces
 from annattn.lsh import CrossPolytope, Hasher, Hyperplane, Identity
 
-__all__ = ["average", "collect", "equal_rows", "hash_pair", "hash_rows", "latest", "unsupported_reasons"]
+__all__ = [
+    "average",
+    "collect",
+    "equal_rows",
+    "hash_pair",
+    "hash_rows",
+    "latest",
+    "query_key_gradient",
+    "unsupported_reasons",
+]
 
 _ROWS = 2048  # rows hashed or read in one piece
-_BLOCK = 32_768  # sources put into buckets in one piece, at least
+_BLOCK = 131_072  # sources put into buckets in one piece, at least
 _BLOCKS = 16  # and how many such pieces there are, at most: each has sums of its own
 _TABLES = 2  # tables filled in one piece
+_COLUMNS = 16  # columns scanned in one piece, at least
 
+_TORCH = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 _ONE_COPY = torch.empty(1, 0)
 _columns = WeakTensorKeyDictionary()  # normals laid out for the kernel, as long as their tensor lives
-_NUMPY = {torch.int64: np.int64, torch.float32: np.float32, torch.float64: np.float64}
-
-Run = Callable[[Callable[[int], object], int], None]
 
 
 def unsupported_reasons(value: Tensor) -> list[str]:
@@ -62,7 +73,7 @@ def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         family.check_rows(x)
     heads, share, _ = heads_and_shares(query, key)
     n, m = query.shape[2], key.shape[2]
-    query_codes, key_codes = _empty(*query.shape[:3], 1), _empty(*key.shape[:3], 1)
+    query_codes, key_codes = memory.empty(*query.shape[:3], 1), memory.empty(*key.shape[:3], 1)
 
     def one(group: int) -> None:
         b, h = divmod(group, heads)
@@ -114,31 +125,24 @@ def _sums(
     if not target_codes.numel() or not source_codes.numel():
         lost[0] = True  # for all that is known: nobody looked
         return value.new_zeros(*target_codes.shape[:3], width), torch.zeros(target_codes.shape[:3], dtype=torch.int64)
-    total = _empty(*target_codes.shape[:3], width, dtype=value.dtype)
-    count = _empty(*target_codes.shape[:3])
+    total = memory.empty(*target_codes.shape[:3], width, dtype=value.dtype)
+    count = memory.empty(*target_codes.shape[:3])
     targets = target_codes.contiguous().numpy().reshape(batch * heads, share, n, tables)
     sources = source_codes.contiguous().numpy().reshape(batch * heads, share_sources, m, tables)
     totals, counts = total.numpy().reshape(batch * heads, -1), count.numpy().reshape(batch * heads, share, n)
-    flat, base, (_, _, stride, _) = _flat(value)
+    flat, base, stride = memory.flat(value)
     chunks = [(table, 1) for table in range(tables)] if one_table_at_a_time else [(0, tables)]
 
     def one_group(group: int, run: Run) -> None:
         b, h = divmod(group, heads)
         bases = np.array([base(b, h * share_sources + head) for head in range(share_sources)], dtype=np.int64)
-        codes = targets[group], sources[group], buckets
-        if not 0 < buckets <= 4 * (n + m):
-            codes = _numbered(targets[group], sources[group], run)
+        codes = slots_of(targets[group], sources[group], buckets, run)
         for first, length in chunks:
             chunk = _Chunk(*codes, first, length, flat, bases, stride, width, divide and first + length == tables, lost)
             chunk.add(run, order, totals[group], counts[group])
 
-    groups = batch * heads
     with say_if_slow("sums", value.dtype, order == 0):
-        if groups >= torch.get_num_threads():
-            run_pieces(lambda group: one_group(group, _serially), groups)
-        else:
-            for group in range(groups):
-                one_group(group, run_pieces)
+        run_groups(one_group, batch * heads)
     return total, count
 
 
@@ -153,10 +157,8 @@ def latest(target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
     targets = target_codes.contiguous().numpy().reshape(batch * heads, -1, n, tables)
     sources = source_codes.contiguous().numpy().reshape(batch * heads, 1, m, tables)
     into = found.numpy().reshape(targets.shape)
-    slots = [buckets] * len(targets)
-    if not 0 < buckets <= 4 * (n + m):
-        numbered = [_numbered(t, s, run_pieces) for t, s in zip(targets, sources, strict=True)]
-        targets, sources, slots = zip(*numbered, strict=True)
+    numbered = [slots_of(t, s, buckets, run_pieces) for t, s in zip(targets, sources, strict=True)]
+    targets, sources, slots = zip(*numbered, strict=True)
 
     def one(piece: int) -> None:
         group, table = divmod(piece, tables)
@@ -165,6 +167,26 @@ def latest(target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
     with say_if_slow("latest"):
         run_pieces(one, batch * heads * tables)
     return found
+
+
+def query_key_gradient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_codes: Tensor,
+    key_codes: Tensor,
+    grad: Tensor,
+    out: Tensor,
+    count: Tensor,
+    is_causal: bool,
+    buckets: int,
+    slope: Slope,
+) -> tuple[Tensor, Tensor]:
+    """dL/dquery and dL/dkey of `average`: see `gradient`. A w(x) that is no constant needs every pair's cosine."""
+    inputs = query, key, value, query_codes, key_codes, grad, out, count, is_causal, buckets
+    if slope.constant is None:
+        return torch_backend.query_key_gradient(*inputs, slope)
+    return constant_gradient(*inputs, slope.constant)
 
 
 @dataclass(frozen=True)
@@ -188,8 +210,7 @@ class _Chunk:
         m = self.sources.shape[1]
         # As many blocks as hold no more sums than there are values, whatever the threads. Strips of rows add up in the
         # dtype of the values and strips in float64, so that rounding grows with the strip, not with the bucket.
-        rows = _BLOCK if order else 4 * _BLOCK  # without a scan the tables are pieces enough for a while
-        blocks = min(_BLOCKS, max(1, m // max(rows, 2 * self.tables * self.slots)))
+        blocks = min(_BLOCKS, max(1, m // max(_BLOCK, 2 * self.tables * self.slots)))
         edges = [m * block // blocks for block in range(blocks + 1)]
         sums = np.zeros((blocks, self.tables, self.slots * self.width))
         tally = np.zeros((blocks, self.tables, self.slots), np.int64)
@@ -240,44 +261,67 @@ class _Chunk:
     def _scan(self, run: Run, edges, order, sums, tally, total, count) -> None:
         share, n, _ = self.targets.shape
         horizon = self.sources.shape[1] - n if order > 0 else 0
+        blocks = len(edges) - 1
+        # One block alone is scanned twice at a time, each time for half of the tables, and the halves are added up.
+        halves = 2 if blocks == 1 and self.tables > 1 and self.first == 0 else 1
+        seams = [self.tables * half // halves for half in range(halves + 1)]
+        # Columns know nothing of each other: while there are threads left, each piece has some of them.
+        threads = torch.get_num_threads() if run is run_pieces else 1
+        parts = max(1, min(-(-threads // (blocks * halves)), self.width // _COLUMNS))
+        cuts = [self.width * part // parts // LANES * LANES for part in range(parts)] + [self.width]
+        totals = [total] + [memory.empty(len(total), dtype=_TORCH[total.dtype]).numpy() for _ in range(halves - 1)]
         if self.first == 0 and horizon < 0:
             # Targets before the first source see nothing, and no scan comes by to look at them.
             self.lost[0] = True
-            total.reshape(share, n, -1)[:, :-horizon] = 0
+            for each in totals:
+                each.reshape(share, n, -1)[:, :-horizon] = 0
             count[:, :-horizon] = 0
+        counts = [[count if half + part == 0 else count.copy() for part in range(parts)] for half in range(halves)]
 
-        def one(block: int) -> None:
-            span = (edges[block], edges[block + 1], block == len(edges) - 2)
+        def one(piece: int) -> None:
+            block, piece = divmod(piece, halves * parts)
+            half, part = divmod(piece, parts)
+            here, first, last = slice(seams[half], seams[half + 1]), cuts[part], cuts[part + 1]
+            mine = (
+                sums[block, here].reshape((here.stop - here.start) * self.slots, self.width)[:, first:last].reshape(-1)
+            )
+            span = (edges[block], edges[block + 1], block == blocks - 1)
             scan(
-                self.targets, self.sources, self.first, self.flat, self.bases, self.stride, self.width, span, horizon,
-                order < 0, self.first == 0, self.divide, sums[block].reshape(-1), tally[block], total, count, self.lost,
+                self.targets, self.sources, self.first + here.start, self.flat, self.bases + first, self.stride,
+                last - first, span, horizon, order < 0, self.first == 0, self.divide and halves == 1, mine,
+                tally[block, here].copy(), totals[half][first:], self.width, counts[half][part], self.lost,
             )  # fmt: skip
 
-        run(one, len(edges) - 1)
+        run(one, blocks * halves * parts)
+        if halves > 1:
+            self._join(run, totals, counts[0][0].reshape(-1), counts[1][0].reshape(-1))
 
+    def _join(self, run: Run, totals: list[np.ndarray], count: np.ndarray, other: np.ndarray) -> None:
+        """Add the second half to the first."""
 
-def _numbered(targets: np.ndarray, sources: np.ndarray, run: Run) -> tuple[np.ndarray, np.ndarray, int]:
-    """The codes of one group replaced by numbers from 0, and how many the fullest table needs."""
-    tables = targets.shape[-1]
-    flat_targets, flat_sources = targets.reshape(-1, tables), sources.reshape(-1, tables)
-    new_targets, new_sources = np.empty_like(flat_targets), np.empty_like(flat_sources)
-    used = [0] * tables
+        def one(piece: int) -> None:
+            join(
+                totals[0],
+                count,
+                totals[1],
+                other,
+                self.width,
+                piece * _ROWS,
+                min((piece + 1) * _ROWS, len(count)),
+                self.divide,
+            )
 
-    def number(table: int) -> None:
-        used[table] = number_codes(flat_targets, flat_sources, table, new_targets, new_sources)
-
-    run(number, tables)
-    return new_targets.reshape(targets.shape), new_sources.reshape(sources.shape), max(1, *used)
+        run(one, -(-len(count) // _ROWS))
 
 
 def _hash_rows(hasher: Hasher, x: Tensor) -> Tensor:
     hasher.family.check_rows(x)
     x = x.detach().float()
     batch, heads, n, dim = x.shape
-    codes = _empty(batch, heads, n, hasher.tables)
+    codes = memory.empty(batch, heads, n, hasher.tables)
     if not codes.numel():
         return codes
-    flat, base, (_, _, stride, _) = _flat(x)
+    flat, base, stride = memory.flat(x)
     into, pieces = codes.numpy(), -(-n // _ROWS)
     if isinstance(hasher.family, Hyperplane):
         columns, longest = _columns_of(hasher.parameters[0])
@@ -306,29 +350,3 @@ def _columns_of(normals: Tensor) -> tuple[np.ndarray, float]:
     if known is None or known[0] != version:
         known = _columns[normals] = (version, padded_columns(normals.numpy()))
     return known[1]
-
-
-def _flat(x: Tensor):
-    """The storage of a 4-axis tensor as one flat array, where the rows of a head start in it, and its strides."""
-    x = x.detach()
-    if x.stride(-1) != 1:
-        x = x.contiguous()
-    if x.is_contiguous() and x.numel():  # nothing but a short cut: a decode step is shorter than what follows
-        _, heads, n, width = x.shape
-        return x.view(-1).numpy(), lambda b, h: (b * heads + h) * n * width, (0, 0, width, 1)
-    strides, offset = x.stride(), x.storage_offset()
-    if not x.numel():
-        return x.new_empty(1).numpy(), lambda b, h: 0, strides
-    size = offset + sum((length - 1) * stride for length, stride in zip(x.shape, strides, strict=True)) + 1
-    flat = x.as_strided((size,), (1,), 0).numpy()
-    return flat, lambda b, h: offset + b * strides[0] + h * strides[1], strides
-
-
-def _empty(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Like torch.empty, but by NumPy, which asks for huge pages: touching small ones can cost more than the sums."""
-    return torch.from_numpy(np.empty(shape, _NUMPY[dtype]))
-
-
-def _serially(work: Callable[[int], object], count: int) -> None:
-    for piece in range(count):
-        work(piece)

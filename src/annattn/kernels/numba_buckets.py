@@ -10,10 +10,10 @@ from llvmlite import ir
 from numba import types
 
 from annattn.kernels.compiled import kernel
-from annattn.kernels.simd import I64, LANES, intrinsic, loop
+from annattn.kernels.simd import converted, data_of, in_columns, intrinsic, load, loop, store, zero
 from annattn.lsh import NO_BUCKET
 
-__all__ = ["fill", "newest", "number_codes", "number_rows", "read", "scan"]
+__all__ = ["fill", "join", "newest", "read", "scan"]
 
 _STRIP = 2048  # rows summed before they are added to the float64 sums
 _SCAN = 1024  # rows scanned table by table, so that they and a table stay in the nearer caches
@@ -31,30 +31,29 @@ def _add_rows(typingctx, target, at, source, offsets, count, width, fresh):
     def generate(context, builder, signature, arguments):
         _, at, _, _, count, width, fresh = arguments
         own, other = signature.args[0].dtype, signature.args[2].dtype
-        to = builder.gep(_data(context, builder, signature, arguments, 0), [at])
-        data = _data(context, builder, signature, arguments, 2)
-        places = _data(context, builder, signature, arguments, 3)
+        to = builder.gep(data_of(context, builder, signature, arguments, 0), [at])
+        data = data_of(context, builder, signature, arguments, 2)
+        places = data_of(context, builder, signature, arguments, 3)
 
         def columns(start, lanes, vectors):
             def row(p, sums):
                 here = builder.gep(data, [builder.add(builder.load(builder.gep(places, [p])), start)])
                 return [
-                    builder.fadd(total, _load(builder, here, other, lanes, vector)) for vector, total in enumerate(sums)
+                    builder.fadd(total, load(builder, here, other, lanes, vector)) for vector, total in enumerate(sums)
                 ]
 
-            zero = _zero(other, lanes)
-            totals = loop(builder, count, [zero] * vectors, row)
+            totals = loop(builder, count, [zero(other, lanes)] * vectors, row)
             where = builder.gep(to, [start])
             with builder.if_else(builder.trunc(fresh, ir.IntType(1))) as (put, add):
                 for branch, adds in ((put, False), (add, True)):
                     with branch:
                         for vector, total in enumerate(totals):
-                            total = _converted(builder, total, other, own, lanes)
+                            total = converted(builder, total, other, own, lanes)
                             if adds:
-                                total = builder.fadd(_load(builder, where, own, lanes, vector), total)
-                            _store(builder, where, total, own, lanes, vector)
+                                total = builder.fadd(load(builder, where, own, lanes, vector), total)
+                            store(builder, where, total, own, lanes, vector)
 
-        _in_columns(builder, width, columns)
+        in_columns(builder, width, columns)
         return context.get_dummy_value()
 
     return signature, generate
@@ -69,17 +68,17 @@ def _add_row(typingctx, target, at, source, start, width):
     def generate(context, builder, signature, arguments):
         _, at, _, start, width = arguments
         own, other = signature.args[0].dtype, signature.args[2].dtype
-        to = builder.gep(_data(context, builder, signature, arguments, 0), [at])
-        of = builder.gep(_data(context, builder, signature, arguments, 2), [start])
+        to = builder.gep(data_of(context, builder, signature, arguments, 0), [at])
+        of = builder.gep(data_of(context, builder, signature, arguments, 2), [start])
 
         def columns(k, lanes, vectors):
             there, here = builder.gep(to, [k]), builder.gep(of, [k])
             for vector in range(vectors):
-                more = _converted(builder, _load(builder, here, other, lanes, vector), other, own, lanes)
-                total = builder.fadd(_load(builder, there, own, lanes, vector), more)
-                _store(builder, there, total, own, lanes, vector)
+                more = converted(builder, load(builder, here, other, lanes, vector), other, own, lanes)
+                total = builder.fadd(load(builder, there, own, lanes, vector), more)
+                store(builder, there, total, own, lanes, vector)
 
-        _in_columns(builder, width, columns)
+        in_columns(builder, width, columns)
         return context.get_dummy_value()
 
     return signature, generate
@@ -94,68 +93,20 @@ def _add_both(typingctx, target, at, first, second, start, width):
     def generate(context, builder, signature, arguments):
         _, at, _, _, start, width = arguments
         dtype = signature.args[0].dtype
-        to = builder.gep(_data(context, builder, signature, arguments, 0), [at])
-        parts = [builder.gep(_data(context, builder, signature, arguments, k), [start]) for k in (2, 3)]
+        to = builder.gep(data_of(context, builder, signature, arguments, 0), [at])
+        parts = [builder.gep(data_of(context, builder, signature, arguments, k), [start]) for k in (2, 3)]
 
         def columns(k, lanes, vectors):
             there = builder.gep(to, [k])
             for vector in range(vectors):
-                one, two = (_load(builder, builder.gep(part, [k]), dtype, lanes, vector) for part in parts)
-                total = builder.fadd(_load(builder, there, dtype, lanes, vector), builder.fadd(one, two))
-                _store(builder, there, total, dtype, lanes, vector)
+                one, two = (load(builder, builder.gep(part, [k]), dtype, lanes, vector) for part in parts)
+                total = builder.fadd(load(builder, there, dtype, lanes, vector), builder.fadd(one, two))
+                store(builder, there, total, dtype, lanes, vector)
 
-        _in_columns(builder, width, columns)
+        in_columns(builder, width, columns)
         return context.get_dummy_value()
 
     return signature, generate
-
-
-def _data(context, builder, signature, arguments, k):
-    """Where the k-th argument, an array, has its numbers."""
-    return context.make_array(signature.args[k])(context, builder, arguments[k]).data
-
-
-def _in_columns(builder, width, columns):
-    """Call columns(start, lanes, vectors) for stretches of 64 columns, then of 8, then for single ones."""
-    done = I64(0)
-    for lanes, vectors in ((LANES, 8), (LANES, 1), (1, 1)):
-        size = I64(lanes * vectors)
-        stretches = builder.udiv(builder.sub(width, done), size)
-
-        def stretch(k, _, done=done, size=size, lanes=lanes, vectors=vectors):
-            columns(builder.add(done, builder.mul(k, size)), lanes, vectors)
-            return []
-
-        loop(builder, stretches, [], stretch)
-        done = builder.add(done, builder.mul(stretches, size))
-
-
-def _type(dtype, lanes):
-    scalar = ir.FloatType() if dtype == types.float32 else ir.DoubleType()
-    return scalar if lanes == 1 else ir.VectorType(scalar, lanes)
-
-
-def _zero(dtype, lanes):
-    kind = _type(dtype, lanes)
-    return ir.Constant(kind, 0.0 if lanes == 1 else [0.0] * lanes)
-
-
-def _place(builder, pointer, dtype, lanes, vector):
-    return builder.bitcast(builder.gep(pointer, [I64(vector * lanes)]), _type(dtype, lanes).as_pointer())
-
-
-def _load(builder, pointer, dtype, lanes, vector):
-    return builder.load(_place(builder, pointer, dtype, lanes, vector), align=dtype.bitwidth // 8)
-
-
-def _store(builder, pointer, value, dtype, lanes, vector):
-    builder.store(value, _place(builder, pointer, dtype, lanes, vector), align=dtype.bitwidth // 8)
-
-
-def _converted(builder, value, of, to, lanes):
-    if of == to:
-        return value
-    return (builder.fpext if to.bitwidth > of.bitwidth else builder.fptrunc)(value, _type(to, lanes))
 
 
 @kernel
@@ -207,13 +158,13 @@ def read(codes, first_table, sums, tally, width, start, stop, is_first, divide, 
         count[row] = entries if is_first else count[row] + entries
         _add_rows(total, row * width, sums, offsets, met, width, is_first)
         if divide:
-            _divide(total, count, row, row, width)
+            _divide(total, count, row * width, row, width)
 
 
 @kernel
 def scan(
     targets, sources, first_table, value, bases, stride, width, block, horizon, reverse, is_first, divide,
-    sums, tally, total, count, lost,
+    sums, tally, total, total_stride, count, lost,
 ):  # fmt: skip
     """One pass in time over the places of `block`: each source goes into its buckets, then targets read theirs.
 
@@ -238,7 +189,7 @@ def scan(
             for place in range(first_read, last_read):
                 row = n - 1 - (place - horizon) if reverse else place - horizon
                 for head in range(share_targets):
-                    _clear(total, count[head], head * n + row, row, width)
+                    _clear(total, count[head], (head * n + row) * total_stride, row, width)
         for table in range(tables):
             column, home = first_table + table, table * slots
             for place in range(strip, strip_end):
@@ -262,7 +213,7 @@ def scan(
                             lost[0] = True
                         if code >= 0:
                             count[head, row] += tally[table, code]
-                            at = (head * n + row) * width
+                            at = (head * n + row) * total_stride
                             if small:
                                 _add_both(total, at, known, recent, (home + code) * width, width)
                             else:
@@ -274,7 +225,17 @@ def scan(
             for place in range(first_read, last_read):
                 row = n - 1 - (place - horizon) if reverse else place - horizon
                 for head in range(share_targets):
-                    _divide(total, count[head], head * n + row, row, width)
+                    _divide(total, count[head], (head * n + row) * total_stride, row, width)
+
+
+@kernel
+def join(total, count, more, entries, width, start, stop, divide):
+    """Add the sums and counts of other tables to total[start:stop]; divide at the end, if told."""
+    _add_row(total, start * width, more, start * width, (stop - start) * width)
+    for row in range(start, stop):
+        count[row] += entries[row]
+        if divide:
+            _divide(total, count, row * width, row, width)
 
 
 @kernel
@@ -287,12 +248,12 @@ def _pour(part, sums):
 @kernel
 def _clear(total, count, at, row, width):
     count[row] = 0
-    total[at * width : (at + 1) * width] = 0
+    total[at : at + width] = 0
 
 
 @kernel
 def _divide(total, count, at, row, width):
-    here = total[at * width : (at + 1) * width]
+    here = total[at : at + width]
     divisor = total.dtype.type(max(count[row], 1))
     for k in range(width):
         here[k] /= divisor
@@ -314,91 +275,3 @@ def newest(targets, sources, table, slots, horizon, found):
         for head in range(share):
             code = targets[head, at, table]
             found[head, at, table] = held[code] if code >= 0 else -1
-
-
-@kernel
-def number_codes(targets, sources, table, new_targets, new_sources):
-    """Number the codes of `sources` in order of appearance, exactly; targets that meet none of them get -2.
-
-    Open addressing with the full code compared, so that no two codes ever share a number. Returns how many there are.
-    """
-    names = np.full(_room(sources.shape[0]), -1, np.int64)
-    numbers = np.empty(len(names), np.int64)
-    mask = np.uint64(len(names) - 1)
-    used = 0
-    for row in range(sources.shape[0]):
-        code = sources[row, table]
-        if code < 0:
-            new_sources[row, table] = code
-            continue
-        at = _mixed(np.uint64(code)) & mask
-        while names[at] != -1 and names[at] != code:
-            at = (at + np.uint64(1)) & mask
-        if names[at] == -1:
-            names[at] = code
-            numbers[at] = used
-            used += 1
-        new_sources[row, table] = numbers[at]
-    for row in range(targets.shape[0]):
-        code = targets[row, table]
-        if code < 0:
-            new_targets[row, table] = code
-            continue
-        at = _mixed(np.uint64(code)) & mask
-        while names[at] != -1 and names[at] != code:
-            at = (at + np.uint64(1)) & mask
-        new_targets[row, table] = numbers[at] if names[at] == code else -2
-    return used
-
-
-@kernel
-def number_rows(rows, usable, numbers):
-    """Number equal rows (n, width) of int64 alike, in order of appearance; those not usable get -2.
-
-    The same open addressing, with whole rows compared.
-    """
-    count, width = rows.shape
-    holders = np.full(_room(count), -1, np.int64)
-    mask = np.uint64(len(holders) - 1)
-    used = 0
-    for row in range(count):
-        if not usable[row]:
-            numbers[row] = -2
-            continue
-        at = np.uint64(0)
-        for k in range(width):
-            at = _mixed(at ^ np.uint64(rows[row, k]))
-        at &= mask
-        while True:
-            holder = holders[at]
-            if holder == -1:
-                holders[at] = row
-                numbers[row] = used
-                used += 1
-                break
-            same = True
-            for k in range(width):
-                if rows[holder, k] != rows[row, k]:
-                    same = False
-                    break
-            if same:
-                numbers[row] = numbers[holder]
-                break
-            at = (at + np.uint64(1)) & mask
-
-
-@kernel
-def _room(entries):
-    """A power of two with at least half of it free."""
-    size = 16
-    while size < 2 * entries:
-        size *= 2
-    return size
-
-
-@kernel
-def _mixed(x):
-    """Spread 64 bits so that the low ones depend on all (the finaliser of splitmix64)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

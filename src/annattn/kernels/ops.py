@@ -5,7 +5,7 @@ from torch import Tensor
 
 from annattn.kernels.codes import heads_and_shares
 from annattn.kernels.dispatch import choose
-from annattn.kernels.gradient import latest_gradient, query_key_gradient
+from annattn.kernels.gradient import latest_gradient
 from annattn.kernels.slopes import read_slope
 from annattn.lsh import FAMILIES, Hasher, restore
 
@@ -122,16 +122,17 @@ def _attend_gradient(
     out: Tensor,
     count: Tensor,
     is_causal: bool,
+    buckets: int,
     slope: str,
 ) -> tuple[Tensor, Tensor]:
-    grads = query_key_gradient(
-        query, key, value, query_codes, key_codes, grad, out, count, is_causal=is_causal, slope=read_slope(slope)
+    grads = choose(value).query_key_gradient(
+        query, key, value, query_codes, key_codes, grad, out, count, is_causal, buckets, read_slope(slope)
     )
     return grads[0].to(query.dtype), grads[1].to(key.dtype)
 
 
 @_attend_gradient.register_fake
-def _(query, key, value, query_codes, key_codes, grad, out, count, is_causal, slope):
+def _(query, key, value, query_codes, key_codes, grad, out, count, is_causal, buckets, slope):
     return torch.empty_like(query), torch.empty_like(key)
 
 
@@ -149,7 +150,7 @@ def _attend_backward(ctx, grad, _grad_count):
         grad_value, _ = collect(key_codes, query_codes, weight, -ctx.order, ctx.buckets, ctx.one_table_at_a_time)
     if any(ctx.needs_input_grad[:2]):
         grad_query, grad_key = _attend_gradient(
-            query, key, value, query_codes, key_codes, grad, out, count, ctx.order > 0, ctx.slope
+            query, key, value, query_codes, key_codes, grad, out, count, ctx.order > 0, ctx.buckets, ctx.slope
         )
     return grad_query, grad_key, grad_value, None, None, None, None, None, None
 

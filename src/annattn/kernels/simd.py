@@ -7,6 +7,7 @@ cached under the date of their own file: whoever changes this one runs `make cle
 from typing import Any
 
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic as _intrinsic
 
@@ -17,11 +18,19 @@ __all__ = [
     "VECTOR",
     "as_bits",
     "as_bytes",
+    "converted",
+    "data_of",
     "declare",
+    "in_columns",
     "intrinsic",
+    "kind_of",
+    "load",
     "load_vector",
     "loop",
+    "multiply_add",
     "splat",
+    "store",
+    "zero",
 ]
 
 # To a type checker an intrinsic is a function that still wants its typing context.
@@ -74,11 +83,11 @@ def load_vector(builder, pointer, offset):
     return builder.load(at, align=4)
 
 
-def splat(builder, scalar):
+def splat(builder, scalar, lanes=LANES):
     """One number in all lanes."""
-    nothing = ir.Constant(VECTOR, ir.Undefined)
+    nothing = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
     single = builder.insert_element(nothing, scalar, I32(0))
-    return builder.shuffle_vector(single, nothing, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+    return builder.shuffle_vector(single, nothing, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
 
 
 def as_bits(builder, lanes):
@@ -89,3 +98,62 @@ def as_bits(builder, lanes):
 def declare(builder, name, arguments):
     """An LLVM function of this many vectors that gives a vector."""
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(VECTOR, [VECTOR] * arguments), name)
+
+
+def data_of(context, builder, signature, arguments, k):
+    """Where the k-th argument, an array, has its numbers."""
+    return context.make_array(signature.args[k])(context, builder, arguments[k]).data
+
+
+def in_columns(builder, width, columns):
+    """Call columns(start, lanes, vectors) for stretches of 64 columns, then of 8, then for single ones."""
+    done = I64(0)
+    for lanes, vectors in ((LANES, 8), (LANES, 1), (1, 1)):
+        size = I64(lanes * vectors)
+        stretches = builder.udiv(builder.sub(width, done), size)
+
+        def stretch(k, _, done=done, size=size, lanes=lanes, vectors=vectors):
+            columns(builder.add(done, builder.mul(k, size)), lanes, vectors)
+            return []
+
+        loop(builder, stretches, [], stretch)
+        done = builder.add(done, builder.mul(stretches, size))
+
+
+def kind_of(dtype, lanes):
+    """The LLVM type of this many floats of a Numba dtype."""
+    scalar = F32 if dtype == types.float32 else ir.DoubleType()
+    return scalar if lanes == 1 else ir.VectorType(scalar, lanes)
+
+
+def zero(dtype, lanes):
+    """As many zeros."""
+    return ir.Constant(kind_of(dtype, lanes), 0.0 if lanes == 1 else [0.0] * lanes)
+
+
+def _place(builder, pointer, dtype, lanes, vector):
+    return builder.bitcast(builder.gep(pointer, [I64(vector * lanes)]), kind_of(dtype, lanes).as_pointer())
+
+
+def load(builder, pointer, dtype, lanes, vector):
+    """Lanes [vector · lanes, (vector + 1) · lanes) behind a pointer."""
+    return builder.load(_place(builder, pointer, dtype, lanes, vector), align=dtype.bitwidth // 8)
+
+
+def store(builder, pointer, value, dtype, lanes, vector):
+    """The inverse of `load`."""
+    builder.store(value, _place(builder, pointer, dtype, lanes, vector), align=dtype.bitwidth // 8)
+
+
+def converted(builder, value, of, to, lanes):
+    """Floats of one dtype as those of another."""
+    if of == to:
+        return value
+    return (builder.fpext if to.bitwidth > of.bitwidth else builder.fptrunc)(value, kind_of(to, lanes))
+
+
+def multiply_add(builder, dtype, lanes):
+    """The function a·b + c of vectors of this many floats."""
+    kind = kind_of(dtype, lanes)
+    name = f"llvm.fmuladd.v{lanes}f{dtype.bitwidth}"
+    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)

@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-__all__ = ["run_pieces"]
+__all__ = ["Run", "run_groups", "run_pieces"]
+
+Run = Callable[[Callable[[int], object], int], None]
 
 _pool: ThreadPoolExecutor | None = None
 
@@ -43,6 +45,25 @@ def run_pieces(work: Callable[[int], object], count: int) -> None:
         for future in futures:
             if not future.cancel():
                 future.result()
+
+
+def run_groups(work: Callable[[int, Run], object], count: int) -> None:
+    """Call work(group, run) for every group: each on one thread while there are enough, else one by one on all.
+
+    >>> run_groups(lambda group, run: run(lambda piece: print(group, piece), 1), 2)
+    0 0
+    1 0
+    """
+    if count >= torch.get_num_threads():
+        run_pieces(lambda group: work(group, _serially), count)
+    else:
+        for group in range(count):
+            work(group, run_pieces)
+
+
+def _serially(work: Callable[[int], object], count: int) -> None:
+    for piece in range(count):
+        work(piece)
 
 
 def _threads() -> ThreadPoolExecutor:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from annattn.kernels.codes import IGNORED, heads_and_shares, spoiled
+from annattn.kernels.gradient import query_key_gradient
 from annattn.lsh import NO_BUCKET, Hasher, Identity
 
-__all__ = ["average", "collect", "equal_rows", "hash_pair", "latest", "unsupported_reasons"]
+__all__ = ["average", "collect", "equal_rows", "hash_pair", "latest", "query_key_gradient", "unsupported_reasons"]
 
 _BLOCK = 128  # targets of a causal block: pairs inside it are compared one by one, earlier ones read from the tables
 

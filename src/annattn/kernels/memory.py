@@ -1,0 +1,92 @@
+"""Tensors as the flat arrays that compiled kernels work on, and memory for their results."""
+
+import math
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["KEPT", "empty", "flat"]
+
+KEPT = 2**27  # bytes of memory given up that are kept for the next call, at most
+_WORTH_KEEPING = 2**20  # bytes; the C library sees to smaller ones
+
+_NUMPY = {torch.int64: np.int64, torch.float32: np.float32, torch.float64: np.float64}
+
+
+def flat(x: Tensor) -> tuple[np.ndarray, Callable[[int, int], int], int]:
+    """The storage of a 4-axis tensor as one flat array, where the rows of a head start in it, and a row's stride.
+
+    >>> array, start, stride = flat(torch.zeros(2, 3, 5, 4)[:, :, 1:])
+    >>> start(1, 2), stride
+    (104, 4)
+    """
+    x = x.detach()
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    if x.is_contiguous() and x.numel():  # nothing but a short cut: a decode step is shorter than what follows
+        _, heads, n, width = x.shape
+        return x.view(-1).numpy(), lambda b, h: (b * heads + h) * n * width, width
+    strides, offset = x.stride(), int(x.storage_offset())
+    if not x.numel():
+        return x.new_empty(1).numpy(), lambda b, h: 0, strides[2]
+    size = offset + sum((length - 1) * stride for length, stride in zip(x.shape, strides, strict=True)) + 1
+    array = x.as_strided((size,), (1,), 0).numpy()
+    return array, lambda b, h: offset + b * strides[0] + h * strides[1], strides[2]
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Like torch.empty, but large ones use memory again that an earlier one has given up, up to a bound.
+
+    The first touch of fresh pages can cost more than the sums. NumPy asks for huge ones, which cost less.
+
+    >>> empty(2, 3).shape
+    torch.Size([2, 3])
+    """
+    kind = np.dtype(_NUMPY[dtype])
+    size = math.prod(shape) * kind.itemsize
+    if size < _WORTH_KEEPING:
+        return torch.from_numpy(np.empty(shape, kind))
+    block = _taken(size) or _Block(np.empty(size, np.uint8))
+    array = block.room.view(kind).reshape(shape)
+    # The tensor holds this very array, and whatever is made of the tensor holds the tensor: when the array goes, nobody
+    # looks at the memory any more.
+    weakref.finalize(array, _give_back, block).atexit = False
+    return torch.from_numpy(array)
+
+
+class _Block:
+    """Memory, known by its identity."""
+
+    def __init__(self, room: np.ndarray) -> None:
+        self.room = room
+
+
+# Given up last stands last. Single operations on a deque are atomic, so that no lock is needed, which a finaliser that
+# runs in the midst of anything could not take.
+_kept: deque[_Block] = deque()
+
+
+def _taken(size: int) -> _Block | None:
+    for block in reversed(tuple(_kept)):
+        if block.room.nbytes == size:
+            try:
+                _kept.remove(block)
+            except ValueError:  # another thread was faster
+                continue
+            return block
+    return None
+
+
+def _give_back(block: _Block) -> None:
+    if block.room.nbytes > KEPT:
+        return
+    _kept.append(block)
+    while sum(other.room.nbytes for other in tuple(_kept)) > KEPT:
+        try:
+            _kept.popleft()
+        except IndexError:  # another thread was faster
+            return
