@@ -6,7 +6,7 @@ import annattn as aa
 PUBLIC = {
     "AnnaReport", "BucketCache", "Plan", "anna_attention", "attention", "check_anna", "compiler",
     "errors", "exact_match_attention", "kernels", "latest_match_attention", "low_rank_attention", "lsh", "mpc", "plan",
-    "reformer_attention", "softmax_attention", "tasks",
+    "reformer_attention", "softmax_attention", "tasks", "theorems",
 }  # fmt: skip
 
 

@@ -36,4 +36,5 @@ __all__ = [
     "reformer_attention",
     "softmax_attention",
     "tasks",
+    "theorems",
 ]

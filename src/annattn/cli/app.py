@@ -5,9 +5,11 @@ import cyclopts
 from annattn import __version__
 from annattn.cli.demo import demo
 from annattn.cli.machines import mpc
+from annattn.cli.theorems import theorems
 
 __all__ = ["app"]
 
 app = cyclopts.App(name="annattn", version=__version__, help="Approximate nearest neighbour attention.")
 app.command(demo)
 app.command(mpc)
+app.command(theorems)

@@ -1,0 +1,22 @@
+"""The paper's theorems, one a file: each builds what its theorem promises, runs it and compares it with its bound."""
+
+from annattn.theorems import (
+    linear_memory,
+    lsh_guarantee,
+    match2,
+    mpc_simulates_anna,
+    mpc_simulates_ema,
+    sum_and_reformer,
+)
+from annattn.theorems.verdict import Bound, Effort, Theorem, Verdict
+
+__all__ = ["THEOREMS", "Bound", "Effort", "Theorem", "Verdict"]
+
+THEOREMS: dict[str, Theorem] = {
+    "lsh-guarantee": lsh_guarantee.row,
+    "linear-memory": linear_memory.row,
+    "mpc-simulates-ema": mpc_simulates_ema.row,
+    "mpc-simulates-anna": mpc_simulates_anna.row,
+    "match2": match2.row,
+    "sum-and-reformer": sum_and_reformer.row,
+}
