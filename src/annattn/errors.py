@@ -5,6 +5,8 @@ from typing import Any
 __all__ = [
     "AnnattnError",
     "BackendError",
+    "CollisionError",
+    "CompileError",
     "DestinationError",
     "InboxError",
     "InputError",
@@ -155,3 +157,26 @@ class ShardingError(AnnattnError, RuntimeError):
 
 def _restore_sharding(round_: int, machine: int, detail: str) -> ShardingError:
     return ShardingError(round=round_, machine=machine, detail=detail)
+
+
+class CompileError(InputError):
+    """A protocol or a transformer cannot be compiled; the message has the reason."""
+
+
+class CollisionError(AnnattnError, RuntimeError):
+    """Messages of several senders could not be told apart in one attention head, or a message went astray.
+
+    >>> str(CollisionError(layer=2, head=0, token=5, detail="3 of 4 messages decoded"))
+    'layer 2, head 0, token 5: 3 of 4 messages decoded'
+    """
+
+    def __init__(self, *, layer: int, head: int, token: int, detail: str) -> None:
+        super().__init__(f"layer {layer}, head {head}, token {token}: {detail}")
+        self.layer, self.head, self.token, self.detail = layer, head, token, detail
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore_collision, (self.layer, self.head, self.token, self.detail)
+
+
+def _restore_collision(layer: int, head: int, token: int, detail: str) -> CollisionError:
+    return CollisionError(layer=layer, head=head, token=token, detail=detail)

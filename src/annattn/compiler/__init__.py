@@ -1,11 +1,13 @@
 """The equivalence as a compiler: protocols to transformers and transformers to protocols."""
 
 from annattn.compiler.mechanisms import Anna, Attention, ExactMatch, LowRank
+from annattn.compiler.to_transformer import CompiledProtocol, ValueWidths, to_transformer, value_widths
 from annattn.compiler.transformer import ElementWise, Head, Layer, Sizes, Step, Trace, Transformer
 
 __all__ = [
     "Anna",
     "Attention",
+    "CompiledProtocol",
     "ElementWise",
     "ExactMatch",
     "Head",
@@ -15,4 +17,7 @@ __all__ = [
     "Step",
     "Trace",
     "Transformer",
+    "ValueWidths",
+    "to_transformer",
+    "value_widths",
 ]

@@ -13,10 +13,10 @@ from annattn.mpc.model import Mail, Numbers, Protocol, check_input
 __all__ = ["check_sharding"]
 
 
-def check_sharding(protocol: Protocol, words: ArrayLike, *, cuts: int = 3, seed: int = 0) -> None:
+def check_sharding(protocol: Protocol, words: ArrayLike, *, cuts: int = 3, alone: int = 256, seed: int = 0) -> None:
     """Run a protocol and raise unless every round's mail is the same however its machines are cut into shards.
 
-    The cuts are: every machine alone (256 of them if there are more), even against odd machines, and `cuts` random
+    The cuts are: every machine alone (`alone` of them if there are more), even against odd machines, and `cuts` random
     ones. It also finds a step that depends on anything but its arguments, if two calls happen to differ.
 
     >>> from annattn.mpc.protocols import Sum
@@ -29,13 +29,13 @@ def check_sharding(protocol: Protocol, words: ArrayLike, *, cuts: int = 3, seed:
         whole = protocol.step(round_, _copy(mail))
         check_sent(round_, whole, limits, None)
         check_received(round_, whole, limits)
-        for shard_of in _cuts(np.unique(mail.dest), cuts, rng):
+        for shard_of in _cuts(np.unique(mail.dest), cuts, alone, rng):
             _compare(protocol, round_, mail, whole, shard_of)
         mail = deliver(whole, limits.machines)
 
 
-def _cuts(machines: Numbers, cuts: int, rng: np.random.Generator) -> Iterator[dict[int, Numbers]]:
-    yield dict(enumerate(machines[rng.permutation(len(machines))[:256], None]))
+def _cuts(machines: Numbers, cuts: int, alone: int, rng: np.random.Generator) -> Iterator[dict[int, Numbers]]:
+    yield dict(enumerate(machines[rng.permutation(len(machines))[:alone], None]))
     yield {0: machines[machines % 2 == 0], 1: machines[machines % 2 == 1]}
     for _ in range(cuts):
         shard = rng.integers(0, rng.integers(2, 6), len(machines))

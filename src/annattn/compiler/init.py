@@ -1,0 +1,93 @@
+"""The first layer: input tokens move into their machines (the paper's Lemma "Initialization")."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from annattn.compiler.identifiers import Identifiers
+from annattn.compiler.mechanisms import Attention
+from annattn.compiler.memory import MachineRows, to_limbs, to_words
+from annattn.compiler.transformer import Head, Layer
+from annattn.errors import CollisionError
+from annattn.mpc.delivery import deliver
+from annattn.mpc.model import Mail, Numbers, Words
+from annattn.mpc.parts.stages import slots
+
+__all__ = ["embed", "init_layer", "init_width"]
+
+TOKEN, HOME, PLACE, SOURCE, WORDS = range(5)
+ABSENT = -1.0
+
+
+def init_width(rows: MachineRows) -> int:
+    """Columns of a value: s·(2 + limbs), room for s records of one word; the lemma has 2s.
+
+    A record is (1, its source, its words): where the lemma writes a record's number, known to the machine from where
+    the record stands, there is a 1 that tells how many records were averaged.
+    """
+    return rows.limits.memory_words * (2 + rows.limbs)
+
+
+def embed(rows: MachineRows, input_mail: Mail) -> Tensor:
+    """One token a record of the input: (token, home, place there, source, words); blank ones where machines are more.
+
+    The home of a record and its place there are its positional encoding: they say where the protocol's input lies.
+    """
+    mail = deliver(input_mail, rows.limits.machines)
+    count = max(len(mail), rows.limits.machines)
+    tokens = np.zeros((count, WORDS + rows.limbs * mail.width))
+    tokens[:, TOKEN] = np.arange(count)
+    tokens[len(mail) :, HOME] = ABSENT
+    tokens[: len(mail), HOME] = mail.dest
+    tokens[: len(mail), PLACE] = slots(mail.dest)
+    tokens[: len(mail), SOURCE] = mail.src
+    tokens[: len(mail), WORDS:] = to_limbs(mail.words, rows.limbs)
+    return torch.from_numpy(tokens)
+
+
+def init_layer(rows: MachineRows, names: Identifiers, attention: Attention) -> Layer:
+    """One head: the key of a token is its home's name, its value holds its record where the home will look for it."""
+
+    def query(x: Tensor) -> Tensor:
+        token = x[:, TOKEN].numpy().astype(np.int64)
+        return names(np.where(token < names.machines, token, names.deaf))
+
+    def key(x: Tensor) -> Tensor:
+        home = x[:, HOME].numpy().astype(np.int64)
+        return names(np.where(home == ABSENT, names.silent, home))
+
+    def value(x: Tensor) -> Tensor:
+        block = x.numpy()
+        present = np.flatnonzero(block[:, HOME] != ABSENT)
+        place = block[present, PLACE].astype(np.int64)
+        record = block.shape[1] - WORDS + 2
+        packet = np.column_stack([np.ones(len(present)), block[present, SOURCE:]])
+        out = np.zeros((len(block), record * (int(place.max(initial=-1)) + 1)))
+        out[present[:, None], record * place[:, None] + np.arange(record)] = packet
+        return torch.from_numpy(out)
+
+    def takes_part(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[:, TOKEN] < names.machines, x[:, HOME] != ABSENT
+
+    def update(x: Tensor, reads: list[Tensor]) -> Tensor:
+        record = x.shape[1] - WORDS + 2
+        reader, source, words = _records(reads[0].numpy(), record, rows.limbs)
+        token = x[:, TOKEN].numpy().astype(np.int64)
+        return rows.write(token, token[reader], source, words)
+
+    head = Head(query, key, value, names.width, init_width(rows), nonzeros=rows.limits.memory_words * (2 + rows.limbs),
+                takes_part=takes_part)  # fmt: skip
+    return Layer([head], attention, update=update)
+
+
+def _records(mean: np.ndarray, record: int, limbs: int) -> tuple[Numbers, Numbers, Words]:
+    block = mean.reshape(len(mean), -1, record)
+    reader, place = np.nonzero(block[:, :, 0])
+    found = block[reader, place]
+    exact = found[:, 1:] / found[:, :1]
+    whole = np.rint(exact)
+    off = np.abs(exact - whole).max(axis=1, initial=0) > 0.25
+    if off.any():
+        token = int(reader[np.argmax(off)])
+        raise CollisionError(layer=0, head=0, token=token, detail="an average of other than whole records")
+    return reader, whole[:, 0].astype(np.int64), to_words(whole[:, 1:], limbs)

@@ -1,0 +1,84 @@
+"""What a token holds when it plays a machine: its number and its mail, as one row of real numbers.
+
+A row is (token, words a record, records, then each record: the other machine, its words). Words of more than 32 bits
+are written as two numbers of 32 bits, so that float64 holds them exactly and averages of them can be undone.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from annattn.mpc.model import Limits, Mail, Numbers, Words
+from annattn.mpc.parts.stages import slots
+
+__all__ = ["LIMB_BITS", "MachineRows", "to_limbs", "to_words"]
+
+LIMB_BITS = 32
+FRONT = 3
+
+
+@dataclass(frozen=True)
+class MachineRows:
+    """Reads and writes such rows for machines with these limits."""
+
+    limits: Limits
+
+    @property
+    def limbs(self) -> int:
+        """Numbers a word takes: 1, or 2 for words of more than 32 bits."""
+        return 1 if self.limits.word_bits <= LIMB_BITS else 2
+
+    @property
+    def width(self) -> int:
+        """Columns of a row at most: 3 + s·(1 + limbs), for s records of one word."""
+        return FRONT + self.limits.memory_words * (1 + self.limbs)
+
+    def write(self, token: Numbers, owner: Numbers, other: Numbers, words: Words) -> Tensor:
+        """Rows of the given tokens (increasing), with the records of each owner, which must come in order of owners."""
+        record = 1 + self.limbs * words.shape[1]
+        place = slots(owner)
+        count = np.bincount(np.searchsorted(token, owner), minlength=len(token))
+        rows = np.zeros((len(token), FRONT + record * int(count.max(initial=0))))
+        rows[:, 0], rows[:, 1], rows[:, 2] = token, words.shape[1] * (count > 0), count
+        column = FRONT + place * record
+        data = np.column_stack([other, to_limbs(words, self.limbs)])
+        rows[np.searchsorted(token, owner)[:, None], column[:, None] + np.arange(record)] = data
+        return torch.from_numpy(rows)
+
+    def read(self, rows: Tensor) -> tuple[Numbers, Mail]:
+        """The tokens, and their records as mail whose dest is the owner and whose src is the other machine."""
+        block = rows.numpy()
+        token, count = block[:, 0].astype(np.int64), block[:, 2].astype(np.int64)
+        width = max(1, int(block[:, 1].max(initial=0)))
+        record = 1 + self.limbs * width
+        index = np.repeat(np.arange(len(block)), count)
+        column = FRONT + slots(index) * record
+        data = block[index[:, None], column[:, None] + np.arange(record)]
+        return token, Mail(token[index], data[:, 0].astype(np.int64), to_words(data[:, 1:], self.limbs))
+
+
+def to_limbs(words: Words, limbs: int) -> NDArray[np.float64]:
+    """Words as real numbers, low half first if they are halved.
+
+    >>> to_limbs(np.array([[2**32 + 7]], dtype=np.uint64), 2)
+    array([[7., 1.]])
+    """
+    if limbs == 1:
+        return words.astype(np.float64)
+    halves = np.stack([words & np.uint64(2**LIMB_BITS - 1), words >> np.uint64(LIMB_BITS)], axis=-1)
+    return halves.reshape(*words.shape[:-1], 2 * words.shape[-1]).astype(np.float64)
+
+
+def to_words(numbers: NDArray[np.float64] | NDArray[np.int64], limbs: int) -> Words:
+    """The words that `to_limbs` wrote.
+
+    >>> to_words(np.array([[7.0, 1.0]]), 2)
+    array([[4294967303]], dtype=uint64)
+    """
+    whole = numbers.astype(np.uint64)
+    if limbs == 1:
+        return whole
+    return whole[..., ::2] | (whole[..., 1::2] << np.uint64(LIMB_BITS))

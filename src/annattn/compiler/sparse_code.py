@@ -1,0 +1,171 @@
+"""The code that lets a reader take messages apart after attention has averaged them.
+
+The paper's Lemma "message encoding in sparse averaging" (Lemma 3.2 of Sanford, Hsu, Telgarsky 2024). Every sender i has
+a set of slots, row i of a binary matrix A. It writes its packet into each of them and zeros elsewhere. A reader gets the
+average over its c senders. A slot that one sender alone wrote holds that packet divided by c.
+
+A packet starts with (1, i, i²). In a slot that several senders wrote, these add up to (m, Σi, Σi²) over c, and by the
+inequality of Cauchy and Schwarz m·Σi² > (Σi)² for m > 1 different senders: so every slot tells by itself, whatever c is,
+whether it was written once. (The lemma's validity bit alone tells it only if some slot was.) From one such slot c is
+known, all sums are integers, and the packet is subtracted from its sender's other slots, where that may leave a
+further one alone. What is not accounted for at the end is an error; a wrong message is impossible.
+"""
+
+from dataclasses import dataclass
+from math import ceil, log
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from annattn.errors import CollisionError
+
+__all__ = ["HEADER", "Decoded", "Reals", "SparseCode", "enough_slots", "lemma_slots", "practical_slots"]
+
+Reals = NDArray[np.float64]
+
+HEADER = 3
+"""Numbers of a packet before its body: 1, the sender and the sender's square."""
+
+WEIGHT = 8
+"""Slots of a sender in a practical code; the decoder peels, so few are enough."""
+
+
+def lemma_slots(senders: int, machines: int) -> int:
+    """The lemma's ⌈12·α⁴·ln q⌉ slots for α messages in and out a machine: any α² rows of A have slots of their own.
+
+    >>> lemma_slots(2, 16)
+    533
+    """
+    return enough_slots(senders**2, machines)
+
+
+def enough_slots(senders: int, machines: int) -> int:
+    """⌈12·b²·ln q⌉ slots, with which any b of q random rows have a slot of their own each; see docs/compiler.md.
+
+    >>> enough_slots(4, 16)
+    533
+    """
+    return max(1, ceil(12 * senders**2 * log(machines)))
+
+
+def practical_slots(senders: int, machines: int) -> int:
+    """min(q, 4α + 32): one slot a machine, or few enough that peeling fails less than once in 10^8 readers.
+
+    >>> practical_slots(16, 4096), practical_slots(16, 20)
+    (96, 20)
+    """
+    return min(machines, 4 * senders + 32)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What readers found: reader j's message from sender i, in columns; bodies are whole numbers."""
+
+    reader: NDArray[np.int64]
+    sender: NDArray[np.int64]
+    body: NDArray[np.int64]
+
+
+class SparseCode:
+    """Slots for `machines` senders, drawn from a seed: the identity, a few slots each, or the lemma's coin flips.
+
+    >>> code = SparseCode.practical(senders=2, machines=3)
+    >>> mean = (code.encode([0], [[7, 8]]) + code.encode([2], [[5, 6]])) / 2
+    >>> code.decode(mean, layer=0, head=0).body
+    array([[7, 8], [5, 6]])
+    """
+
+    def __init__(self, rows: NDArray[np.bool_]) -> None:
+        self.machines, self.slots = rows.shape
+        self.weight = int(rows.sum(axis=1).max())
+        # The slots of each sender; shorter lists are filled up with a slot that does not exist.
+        order = np.argsort(~rows, axis=1, kind="stable")[:, : self.weight]
+        self.of = np.where(np.take_along_axis(rows, order, axis=1), order, self.slots)
+
+    @classmethod
+    def practical(cls, senders: int, machines: int, slots: int | None = None, seed: int = 0) -> "SparseCode":
+        """`practical_slots`, or as many as given: the identity if they are enough for it, else 8 slots a sender."""
+        slots = practical_slots(senders, machines) if slots is None else slots
+        if slots >= machines:
+            return cls(np.eye(machines, dtype=bool))
+        weight = min(WEIGHT, slots)
+        keys = np.random.default_rng(seed).random((machines, slots))
+        return cls(np.argsort(np.argsort(keys, axis=1), axis=1) < weight)
+
+    @classmethod
+    def lemma(cls, senders: int, machines: int, slots: int, seed: int = 0) -> "SparseCode":
+        """The lemma's matrix for `senders` rows: each entry is 1 with probability 1/(senders + 1)."""
+        rows = np.random.default_rng(seed).random((machines, slots)) < 1 / (senders + 1)
+        rows[~rows.any(axis=1), 0] = True
+        return cls(rows)
+
+    def encode(self, sender: Any, body: Any, count: int | None = None, row: Any = None) -> Reals:
+        """Value rows, one for each sender, or `count` of them with the senders' at the given `row` numbers.
+
+        Column f·slots + j is number f of the packet in slot j: short bodies leave the last columns out, not spread.
+        """
+        sender, body = np.asarray(sender, np.int64), np.asarray(body, np.float64)
+        row = np.arange(len(sender)) if row is None else row
+        packet = np.column_stack([np.ones(len(sender)), sender, sender.astype(np.float64) ** 2, body])
+        value = np.zeros((len(sender) if count is None else count, packet.shape[1], self.slots))
+        for place in range(self.weight):
+            slot = self.of[sender, place]
+            real = slot < self.slots
+            value[row[real], :, slot[real]] = packet[real]
+        return value.reshape(len(value), -1)
+
+    def decode(self, mean: Reals, *, layer: int, head: int) -> Decoded:
+        """The messages of every row's senders, or CollisionError naming the row that cannot be taken apart."""
+        numbers = mean.shape[1] // self.slots
+        reader = np.flatnonzero(mean[:, : self.slots].any(axis=1))
+        share = mean.reshape(len(mean), numbers, self.slots)[reader]
+        alone = _written_once(share)
+        if not alone.any(axis=1).all():
+            token = int(reader[np.argmin(alone.any(axis=1))])
+            raise CollisionError(layer=layer, head=head, token=token, detail="no slot was written by one sender alone")
+        first = np.argmax(alone, axis=1)
+        count = np.rint(1 / share[np.arange(len(share)), 0, first])
+        share *= count[:, None, None]
+        total = np.zeros((len(share), self.slots + 1, numbers), np.int64)
+        total[:, :-1] = np.rint(share).transpose(0, 2, 1)
+        if np.abs(share - total[:, :-1].transpose(0, 2, 1)).max(initial=0) > 0.25:
+            off = np.abs(share - total[:, :-1].transpose(0, 2, 1)).max(axis=(1, 2)) > 0.25
+            token = int(reader[np.argmax(off)])
+            raise CollisionError(layer=layer, head=head, token=token, detail="an average of other than whole messages")
+        return self._peel(total, reader, layer, head)
+
+    def _peel(self, total: NDArray[np.int64], reader: NDArray[np.int64], layer: int, head: int) -> Decoded:
+        found: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        left = np.arange(len(total))
+        while len(left):
+            open_slots = total[left, :-1, 0]
+            left = left[open_slots.any(axis=1)]
+            alone = total[left, :-1, 0] == 1
+            stuck = ~alone.any(axis=1)
+            if stuck.any():
+                row = left[np.argmax(stuck)]
+                detail = "messages of several senders share all their slots; take more slots or another seed"
+                raise CollisionError(layer=layer, head=head, token=int(reader[row]), detail=detail)
+            slot = np.argmax(alone, axis=1)
+            packet = total[left, slot]
+            sender = packet[:, 1]
+            wrong = (sender < 0) | (sender >= self.machines) | (packet[:, 2] != sender**2)
+            wrong |= ~(self.of[np.clip(sender, 0, self.machines - 1)] == slot[:, None]).any(axis=1)
+            if wrong.any():
+                token = int(reader[left[np.argmax(wrong)]])
+                raise CollisionError(layer=layer, head=head, token=token, detail="a message in slots not its sender's")
+            found.append((left, packet))
+            for place in range(self.weight):
+                total[left, self.of[sender, place]] -= packet
+            total[left, -1] = 0
+        if not found:
+            return Decoded(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, total.shape[2] - HEADER), int))
+        rows, packets = (np.concatenate(part) for part in zip(*found, strict=True))
+        return Decoded(reader[rows], packets[:, 1], packets[:, HEADER:])
+
+
+def _written_once(share: Reals) -> NDArray[np.bool_]:
+    one, sender, square = share[:, 0], share[:, 1], share[:, 2]
+    # Different whole numbers below 2^20 have a variance of more than 2^-42 of their mean square; rounding is 2^-50.
+    return (one > 0) & (square * one - sender**2 <= 2.0**-46 * square * one)
