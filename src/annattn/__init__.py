@@ -1,6 +1,6 @@
 """Fast attention by nearest-neighbour hashing, and its equivalence with massively parallel computation."""
 
-from annattn import attention, compiler, errors, kernels, lsh, mpc, tasks
+from annattn import attention, compiler, errors, kernels, lsh, mpc, tasks, theorems
 from annattn.attention import (
     AnnaReport,
     Plan,

@@ -75,10 +75,10 @@ def _verdicts(names: Sequence[str], effort: Effort) -> dict[str, Verdict]:
 def _table(rows: dict[str, Verdict]) -> Table:
     table = Table("theorem", "built; measured against the theorem's bound", "holds", show_lines=True)
     for name, row in rows.items():
-        span = f"N = {row.sizes[0]:,}" + (f" … {row.sizes[-1]:,}" if len(row.sizes) > 1 else "") if row.sizes else ""
         claims = [f"• {escape(str(bound))}" for bound in (*_tightest(row.bounds), *row.exponents)]
         table.add_row(
-            f"[bold]{name}[/bold]\n{span}\n{row.equal:,} of {row.inputs:,} right\n{row.seconds:.1f} s",
+            f"[bold]{name}[/bold]\n{_range('run at', row.sizes)}{_range('sizes for', row.planned)}"
+            f"{row.equal:,} of {row.inputs:,} right\n{row.seconds:.1f} s",
             "\n".join([f"[dim]{escape(row.theorem)}: {escape(row.built)}[/dim]", *claims]),
             "yes" if row.holds else "[bold]NO[/bold]",
         )
@@ -92,3 +92,9 @@ def _tightest(bounds: Sequence[Bound]) -> list[Bound]:
         if bound.what not in found or bound.slack <= found[bound.what].slack:
             found[bound.what] = bound
     return list(found.values())
+
+
+def _range(what: str, sizes: Sequence[int]) -> str:
+    if not sizes:
+        return ""
+    return f"{what} N = {sizes[0]:,}" + (f" … {sizes[-1]:,}" if len(sizes) > 1 else "") + "\n"

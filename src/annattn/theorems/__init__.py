@@ -1,6 +1,10 @@
 """The paper's theorems, one a file: each builds what its theorem promises, runs it and compares it with its bound."""
 
 from annattn.theorems import (
+    anna_simulates_mpc,
+    anna_simulates_mpc_improved,
+    induction_heads,
+    k_hop,
     linear_memory,
     lsh_guarantee,
     match2,
@@ -15,8 +19,12 @@ __all__ = ["THEOREMS", "Bound", "Effort", "Theorem", "Verdict"]
 THEOREMS: dict[str, Theorem] = {
     "lsh-guarantee": lsh_guarantee.row,
     "linear-memory": linear_memory.row,
+    "anna-simulates-mpc": anna_simulates_mpc.row,
+    "anna-simulates-mpc-improved": anna_simulates_mpc_improved.row,
     "mpc-simulates-ema": mpc_simulates_ema.row,
     "mpc-simulates-anna": mpc_simulates_anna.row,
     "match2": match2.row,
+    "induction-heads": induction_heads.row,
+    "k-hop": k_hop.row,
     "sum-and-reformer": sum_and_reformer.row,
 }

@@ -110,6 +110,7 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
         "LSH algorithm guarantee for ANNA",
         f"Algorithm 1 on {family}, r = {RADIUS:g}, c = {APPROXIMATION:g}, ρ = {quality:.3f}; ℓ, z from aa.plan",
         sizes=sizes,
+        planned=PLANNED,
         bounds=bounds,
         exponents=[
             exponent("work/ln² N, N = 2^6 … 2^20", PLANNED, work, 1 + 3 * quality, "1+3ρ"),

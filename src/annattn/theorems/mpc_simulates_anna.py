@@ -79,7 +79,8 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
     return trials.verdict(
         "MPC simulates ANNA",
         f"m = N^{EPSILON:g}, s = {ROOM}·N^{EPSILON_PRIME:g}, Algorithm 1 with c = {APPROXIMATION:g}, ρ = {quality:.3f}",
-        sizes=BUILT,
+        sizes=RUN[effort],
+        planned=BUILT,
         bounds=bounds,
         exponents=[exponent("machines/ln N", BUILT, per_log, limit, "1+ε−ε'+3ρ")],
         notes=notes,

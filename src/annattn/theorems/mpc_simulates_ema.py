@@ -73,7 +73,8 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
     return trials.verdict(
         "MPC simulates EMA",
         f"m = N^{EPSILON:g}, s = {ROOM}·N^{EPSILON_PRIME:g}: sort by key, carry sums along a tree, send them home",
-        sizes=BUILT,
+        sizes=RUN[effort],
+        planned=BUILT,
         bounds=machine_bounds(BUILT, [protocol.rounds for protocol in protocols], machines),
         exponents=[exponent("machines", BUILT, machines, 1 + EPSILON - EPSILON_PRIME, "1+ε−ε'")],
     )

@@ -112,7 +112,7 @@ def exponent(what: str, sizes: Sequence[int], measured: Sequence[float], limit: 
     """
     slope = math.nan
     if len(set(sizes)) > 1 and min(measured) > 0:
-        slope = round(float(np.polyfit(np.log(sizes), np.log(measured), 1)[0]), 6)
+        slope = round(float(np.polyfit(np.log(sizes), np.log(measured), 1)[0]), 6) + 0.0
     return Bound(f"{what} ~ N^", slope, "≤", limit, formula)
 
 
@@ -120,6 +120,7 @@ def exponent(what: str, sizes: Sequence[int], measured: Sequence[float], limit: 
 class Verdict:
     """One row: a theorem, what was built for it at which N, measured against bound, and how many outputs were right.
 
+    sizes: where it was run. planned: where only its sizes are known, from the same formulas that those runs confirm.
     bounds: sizes with the theorem's constants. exponents: growth over the range of N. inputs, equal: how many inputs
     were tried, and on how many every output equalled the direct answer.
 
@@ -136,6 +137,7 @@ class Verdict:
     inputs: int
     equal: int
     seconds: float
+    planned: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -191,12 +193,13 @@ class Trials:
         sizes: Sequence[int],
         bounds: Sequence[Bound],
         exponents: Sequence[Bound],
+        planned: Sequence[int] = (),
         notes: Sequence[str] = (),
     ) -> Verdict:
         """The row."""
         seconds = time.perf_counter() - self.start
         parts = (tuple(sizes), tuple(bounds), tuple(exponents))
-        return Verdict(theorem, built, *parts, self.inputs, self.equal, seconds, tuple(notes))
+        return Verdict(theorem, built, *parts, self.inputs, self.equal, seconds, tuple(planned), tuple(notes))
 
 
 def _number(value: float) -> str:
