@@ -1,6 +1,7 @@
 """The equivalence as a compiler: protocols to transformers and transformers to protocols."""
 
 from annattn.compiler.mechanisms import Anna, Attention, ExactMatch, LowRank
+from annattn.compiler.to_protocol import TransformerProtocol, to_protocol
 from annattn.compiler.to_transformer import CompiledProtocol, ValueWidths, to_transformer, value_widths
 from annattn.compiler.transformer import ElementWise, Head, Layer, Sizes, Step, Trace, Transformer
 
@@ -17,7 +18,9 @@ __all__ = [
     "Step",
     "Trace",
     "Transformer",
+    "TransformerProtocol",
     "ValueWidths",
+    "to_protocol",
     "to_transformer",
     "value_widths",
 ]

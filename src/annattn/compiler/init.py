@@ -13,7 +13,7 @@ from annattn.mpc.delivery import deliver
 from annattn.mpc.model import Mail, Numbers, Words
 from annattn.mpc.parts.stages import slots
 
-__all__ = ["embed", "init_layer", "init_width"]
+__all__ = ["embed", "init_layer", "init_width", "token_width"]
 
 TOKEN, HOME, PLACE, SOURCE, WORDS = range(5)
 ABSENT = -1.0
@@ -28,6 +28,11 @@ def init_width(rows: MachineRows) -> int:
     return rows.limits.memory_words * (2 + rows.limbs)
 
 
+def token_width(rows: MachineRows, record_words: int) -> int:
+    """Columns of an input token: token, home, place, source and the words of a record."""
+    return WORDS + rows.limbs * record_words
+
+
 def embed(rows: MachineRows, input_mail: Mail) -> Tensor:
     """One token a record of the input: (token, home, place there, source, words); blank ones where machines are more.
 
@@ -35,7 +40,7 @@ def embed(rows: MachineRows, input_mail: Mail) -> Tensor:
     """
     mail = deliver(input_mail, rows.limits.machines)
     count = max(len(mail), rows.limits.machines)
-    tokens = np.zeros((count, WORDS + rows.limbs * mail.width))
+    tokens = np.zeros((count, token_width(rows, mail.width)))
     tokens[:, TOKEN] = np.arange(count)
     tokens[len(mail) :, HOME] = ABSENT
     tokens[: len(mail), HOME] = mail.dest
@@ -77,11 +82,11 @@ def init_layer(rows: MachineRows, names: Identifiers, attention: Attention) -> L
 
     head = Head(query, key, value, names.width, init_width(rows), nonzeros=rows.limits.memory_words * (2 + rows.limbs),
                 takes_part=takes_part)  # fmt: skip
-    return Layer([head], attention, update=update)
+    return Layer([head], attention, update=update, width=rows.width)
 
 
 def _records(mean: np.ndarray, record: int, limbs: int) -> tuple[Numbers, Numbers, Words]:
-    block = mean.reshape(len(mean), -1, record)
+    block = mean[:, : mean.shape[1] // record * record].reshape(len(mean), -1, record)
     reader, place = np.nonzero(block[:, :, 0])
     found = block[reader, place]
     exact = found[:, 1:] / found[:, :1]

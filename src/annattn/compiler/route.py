@@ -45,7 +45,9 @@ class Route:
 
     def layer(self) -> Layer:
         """Heads that differ in nothing but the number of the message they carry."""
-        return Layer([self._head(h) for h in range(self.heads)], self.attention, self._compute, self._update)
+        return Layer(
+            [self._head(h) for h in range(self.heads)], self.attention, self._compute, self._update, self.rows.width
+        )
 
     def _compute(self, x: Tensor) -> Tensor:
         """The machines' own work: from inbox to outbox."""

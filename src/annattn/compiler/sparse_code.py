@@ -1,13 +1,13 @@
 """The code that lets a reader take messages apart after attention has averaged them.
 
-The paper's Lemma "message encoding in sparse averaging" (Lemma 3.2 of Sanford, Hsu, Telgarsky 2024). Every sender i has
-a set of slots, row i of a binary matrix A. It writes its packet into each of them and zeros elsewhere. A reader gets the
-average over its c senders. A slot that one sender alone wrote holds that packet divided by c.
+The paper's Lemma "message encoding in sparse averaging" (Lemma 3.2 of Sanford, Hsu, Telgarsky 2024). Every sender i
+has a set of slots, row i of a binary matrix A. It writes its packet into each of them and zeros elsewhere. A reader
+gets the average over its c senders. A slot that one sender alone wrote holds that packet divided by c.
 
 A packet starts with (1, i, i²). In a slot that several senders wrote, these add up to (m, Σi, Σi²) over c, and by the
-inequality of Cauchy and Schwarz m·Σi² > (Σi)² for m > 1 different senders: so every slot tells by itself, whatever c is,
-whether it was written once. (The lemma's validity bit alone tells it only if some slot was.) From one such slot c is
-known, all sums are integers, and the packet is subtracted from its sender's other slots, where that may leave a
+inequality of Cauchy and Schwarz m·Σi² > (Σi)² for m > 1 different senders: so every slot tells by itself, whatever c
+is, whether it was written once. (The lemma's validity bit alone tells it only if some slot was.) From one such slot c
+is known, all sums are integers, and the packet is subtracted from its sender's other slots, where that may leave a
 further one alone. What is not accounted for at the end is an error; a wrong message is impossible.
 """
 

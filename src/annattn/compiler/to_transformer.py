@@ -8,7 +8,7 @@ from torch import Tensor
 
 from annattn.compiler.admission import admit
 from annattn.compiler.identifiers import Identifiers, separating_hasher
-from annattn.compiler.init import embed, init_layer, init_width
+from annattn.compiler.init import embed, init_layer, init_width, token_width
 from annattn.compiler.mechanisms import Anna, Attention, ExactMatch
 from annattn.compiler.memory import MachineRows
 from annattn.compiler.route import Route, packet_width
@@ -39,6 +39,11 @@ class CompiledProtocol(Transformer):
     protocol: Protocol
     rows: MachineRows
     widths: ValueWidths
+
+    @property
+    def dim(self) -> int:
+        """Columns of an input token."""
+        return token_width(self.rows, self.protocol.input_width or 1)
 
     def embed(self, words: ArrayLike) -> Tensor:
         """The input tokens, one a record as the protocol lays its input out, and blank ones for further machines."""

@@ -57,12 +57,17 @@ class Head:
 
 @dataclass(frozen=True)
 class Layer:
-    """An attention layer: X ↦ update(local(X), [read(head(local(X))) for each head])."""
+    """An attention layer: X ↦ update(local(X), [read(head(local(X))) for each head]).
+
+    width: columns of the rows it gives; without it `to_protocol` tries the layer out to learn it. With a declared width
+    a layer may leave out trailing columns that are zero for all tokens, as values may.
+    """
 
     heads: Sequence[Head]
     attention: Attention = field(default_factory=ExactMatch)
     local: ElementWise = _same
     update: Callable[[Tensor, list[Any]], Tensor] = _beside
+    width: int | None = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,11 @@ class Transformer:
             value_width=max((head.value_width for head in heads), default=0),
             nonzeros=max((head.value_width if head.nonzeros is None else head.nonzeros for head in heads), default=0),
         )
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether ψ is the identity."""
+        return self.output is _same
 
     def __call__(self, x: Float[Tensor, "n d"]) -> Tensor:
         """ψ(f_L(… f_1(X))), one head at a time."""

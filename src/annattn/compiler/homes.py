@@ -1,0 +1,47 @@
+"""The token machines: where the rows of tokens live while a protocol computes a transformer."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from annattn.errors import CompileError
+from annattn.mpc.model import Numbers
+from annattn.mpc.parts.stages import slots
+
+__all__ = ["Homes", "padded"]
+
+
+@dataclass(frozen=True)
+class Homes:
+    """Tokens 0 … n-1, `held` on each of the first ⌈n / held⌉ machines.
+
+    >>> Homes(tokens=5, held=2).machines
+    3
+    """
+
+    tokens: int
+    held: int
+
+    @property
+    def machines(self) -> int:
+        """How many token machines there are."""
+        return -(-self.tokens // self.held)
+
+    def of(self, token: Numbers) -> Numbers:
+        """The machine of each token."""
+        return token // self.held
+
+    def tokens_of(self, machine: Numbers) -> Numbers:
+        """The tokens, given the machine of each in order."""
+        return machine * self.held + slots(machine)
+
+
+def padded(x: Tensor, width: int) -> NDArray[np.float64]:
+    """Rows as float64, with trailing zeros up to the declared width."""
+    if x.ndim != 2 or x.shape[1] > width:
+        raise CompileError("rows", given=f"shape {tuple(x.shape)}", expected=f"at most {width} columns")
+    rows = np.zeros((len(x), width))
+    rows[:, : x.shape[1]] = x.double().numpy()
+    return rows

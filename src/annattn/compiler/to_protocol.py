@@ -1,0 +1,148 @@
+"""From a transformer to a protocol: the paper's Theorems "MPC simulates EMA", "MPC simulates ANNA" and low rank."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from annattn.compiler.collision_layer import CollisionLayer
+from annattn.compiler.homes import Homes, padded
+from annattn.compiler.low_rank_layer import LowRankLayer
+from annattn.compiler.mechanisms import LowRank
+from annattn.compiler.transformer import Layer, Transformer
+from annattn.errors import CompileError, InputError, LeastMemoryError
+from annattn.mpc.model import Limits, Mail, Numbers, Protocol, Words, real_words, spread, word_reals
+from annattn.mpc.parts.stages import least_memory
+
+__all__ = ["TransformerProtocol", "to_protocol"]
+
+
+def to_protocol(
+    transformer: Transformer, n: int, memory_words: int, *, dim: int | None = None, example: Tensor | None = None
+) -> "TransformerProtocol":
+    """The protocol that computes a transformer on n tokens with machines of `memory_words` words.
+
+    Token machines hold ⌊s / what a token needs⌋ tokens each. A layer of exact-match or ANNA attention takes
+    4^d + 2·depth + 2 rounds, whatever the number of its heads, a low-rank layer 2·depth (at least 1), and one round at
+    the end applies ψ: O(L/(ε'-ε)) in all for mH = N^ε and s = N^ε'. Numbers are float64; the hash functions of an ANNA
+    layer are part of the protocol, the theorem's shared random seeds.
+
+    Args:
+        transformer: its element-wise functions get float64 rows.
+        n: tokens.
+        memory_words: s; what is too little is refused with the number that would do.
+        dim: columns of an input row, if the transformer does not say.
+        example: rows to learn the widths of layers from that do not declare them; zeros if not given.
+
+    >>> from annattn.compiler import Head, Layer, Transformer
+    >>> from annattn.mpc import run
+    >>> number = lambda x: x[:, :1]
+    >>> equals = Transformer([Layer([Head(number, number, lambda x: x[:, 1:], width=1, value_width=1)])])
+    >>> protocol = to_protocol(equals, n=3, memory_words=60, dim=2)
+    >>> run(protocol, protocol.encode([[7, 1], [8, 5], [7, 2]])).output.ravel()
+    array([1.5, 5. , 1.5])
+    """
+    if n < 1:
+        raise InputError("n", given=n, expected="an integer of at least 1")
+    dim = getattr(transformer, "dim", None) if dim is None else dim
+    if dim is None and example is not None:
+        dim = example.shape[1]
+    if dim is None or dim < 1:
+        raise InputError("dim", given=dim, expected="the columns of an input row", hint="pass dim=")
+    return TransformerProtocol(transformer, n, memory_words, _widths(transformer, dim, example))
+
+
+class TransformerProtocol(Protocol):
+    """What `to_protocol` makes; the input is `encode(rows)`, the output the float64 rows of ψ."""
+
+    def __init__(self, transformer: Transformer, n: int, memory_words: int, widths: list[int]) -> None:
+        self.transformer, self.n, self.widths = transformer, n, widths
+        self.input_records, self.input_width = n, widths[0]
+        held = _most_held(transformer, n, memory_words, widths)
+        if held < 1:
+            least = least_memory(lambda words: _most_held(transformer, n, words, widths) >= 1)
+            raise LeastMemoryError("this transformer", n=n, memory_words=memory_words, least=least)
+        self.homes = Homes(n, held)
+        self.parts = [
+            _part(layer)(layer, self.homes, width, memory_words)
+            for layer, width in zip(transformer.layers, widths, strict=False)
+        ]
+        machines = self.homes.machines + max((part.machines for part in self.parts), default=0)
+        self.limits = Limits(machines, memory_words)
+        self.rounds = sum(part.rounds for part in self.parts) + 1
+
+    def encode(self, rows: ArrayLike | Tensor) -> Words:
+        """Input rows as words."""
+        block = np.asarray(rows, dtype=np.float64)
+        if block.shape != (self.n, self.widths[0]):
+            raise InputError("rows", given=f"shape {block.shape}", expected=f"({self.n}, {self.widths[0]})")
+        return real_words(block)
+
+    def scatter(self, words: Words) -> Mail:
+        """As many tokens a machine as it can serve."""
+        return spread(words.reshape(self.n, self.widths[0]), self.homes.held)
+
+    def step(self, round: int, mail: Mail) -> Mail:  # noqa: A002 - the model's word
+        """A round of the layer it falls into; the first of each also ends the layer before."""
+        i = round
+        for number, part in enumerate(self.parts):
+            if i == 0:
+                return part.begin(*self._rows(number, mail))
+            if i < part.rounds:
+                return part.step(i - 1, mail)
+            i -= part.rounds
+        token, x = self._rows(len(self.parts), mail)
+        home = self.homes.of(token)
+        return Mail(home, home, real_words(padded(self.transformer.output(x), self.widths[-1])))
+
+    def _rows(self, number: int, mail: Mail) -> tuple[Numbers, Tensor]:
+        if number == 0:
+            return self.homes.tokens_of(mail.dest), torch.from_numpy(word_reals(mail.words))
+        return self.parts[number - 1].finish(mail)
+
+    def gather(self, mail: Mail) -> NDArray[np.float64]:
+        """The output rows, (n, width of ψ)."""
+        return word_reals(mail.words)
+
+
+def _part(layer: Layer) -> type[CollisionLayer] | type[LowRankLayer]:
+    return LowRankLayer if isinstance(layer.attention, LowRank) else CollisionLayer
+
+
+def _most_held(transformer: Transformer, n: int, memory_words: int, widths: Sequence[int]) -> int:
+    """The most tokens a machine can serve in every layer, at most n; 0 if not one."""
+
+    def fits(held: int) -> bool:
+        rows = held * max(widths) <= memory_words
+        homes = Homes(n, held)
+        parts = zip(transformer.layers, widths, strict=False)
+        return rows and all(_part(layer).fits(layer, homes, width, memory_words) for layer, width in parts)
+
+    low, high = 0, min(n, memory_words) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _widths(transformer: Transformer, dim: int, example: Tensor | None) -> list[int]:
+    """Columns of the rows before each layer, and of ψ's: declared, or learnt from one run on the example."""
+    declared: list[Any] = [layer.width for layer in transformer.layers]
+    if all(width is not None for width in declared) and transformer.keeps_rows:
+        return [dim, *declared, [dim, *declared][-1]]
+    x = torch.zeros(1, dim, dtype=torch.float64) if example is None else example.double()
+    widths = [dim]
+    try:
+        for layer in transformer.layers:
+            x = Transformer([layer])(x)
+            widths.append(x.shape[1] if layer.width is None else layer.width)
+        widths.append(transformer.output(x).shape[1])
+    except Exception as error:
+        hint = "declare Layer.width, or pass example= rows the transformer takes"
+        raise CompileError(
+            "transformer", given=f"no run on the example ({error})", expected="one", hint=hint
+        ) from error
+    return widths
