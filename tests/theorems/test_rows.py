@@ -1,5 +1,6 @@
 """Every row holds, and no row holds when the thing it builds is broken."""
 
+import importlib
 import json
 from dataclasses import replace
 
@@ -7,16 +8,20 @@ import numpy as np
 import pytest
 
 from annattn.compiler import Transformer
+from annattn.compiler.sparse_code import Decoded, SparseCode
+from annattn.compiler.to_protocol import TransformerProtocol
 from annattn.lsh import HashFamily
-from annattn.mpc.protocols import AnnaAttention, ExactMatchAttention
 from annattn.theorems import (
     THEOREMS,
     linear_memory,
     match2,
     mpc_simulates_anna,
     mpc_simulates_ema,
+    simulation,
     sum_and_reformer,
 )
+
+to_transformer = importlib.import_module("annattn.compiler.to_transformer")
 
 
 @pytest.mark.parametrize("name", THEOREMS)
@@ -52,24 +57,77 @@ def forget_a_key(patch):
     )
 
 
-def drop_a_message(protocol):
-    """The protocol with one record lost on the way in round 1."""
+def lose_mail_between_machines(patch):
+    """A protocol made from a transformer loses one record in round 1."""
+    right = TransformerProtocol.step
 
+    def step(self, turn, mail):
+        sent = right(self, turn, mail)
+        return sent.take(np.arange(len(sent)) > 0) if turn == 1 else sent
+
+    patch.setattr(TransformerProtocol, "step", step)
+
+
+def lose_a_message_in_attention(patch):
+    """A compiled protocol's readers overlook one of the messages they decode in the first routing layer."""
+    right = SparseCode.decode
+
+    def decode(self, mean, *, layer, head):
+        found = right(self, mean, layer=layer, head=head)
+        keep = slice(1 if layer == 1 else 0, None)
+        return Decoded(found.reader[keep], found.sender[keep], found.body[keep])
+
+    patch.setattr(SparseCode, "decode", decode)
+
+
+def change_a_word_in_attention(patch):
+    """A compiled protocol's readers misread one word of the first message they decode in the first routing layer."""
+    right = SparseCode.decode
+
+    def decode(self, mean, *, layer, head):
+        found = right(self, mean, layer=layer, head=head)
+        if layer == 1 and len(found.body):
+            found.body[0, -1] ^= 1
+        return found
+
+    patch.setattr(SparseCode, "decode", decode)
+
+
+def one_head_too_many(patch):
+    right = to_transformer.senders_a_head
+    patch.setattr(to_transformer, "senders_a_head", lambda limits: right(limits) + 1)
+
+
+def twice_the_layers(patch):
+    """Every compiled protocol counts as twice as deep."""
+
+    def promise(cls, protocol):
+        made = right(cls, protocol)
+        return replace(made, layers=2 * made.layers)
+
+    right = simulation.Promise.of.__func__
+    patch.setattr(simulation.Promise, "of", classmethod(promise))
+
+
+def half_the_rounds_allowed(module):
     def sabotage(patch):
-        right = protocol.step
-
-        def step(self, turn, mail):
-            sent = right(self, turn, mail)
-            return sent.take(np.arange(len(sent)) > 0) if turn == 1 else sent
-
-        patch.setattr(protocol, "step", step)
+        patch.setattr(module, "ROUNDS", module.ROUNDS / 4)
 
     return sabotage
 
 
-def twice_the_rounds(module):
+def a_machine_for_every_token(module):
+    """The paper's token machines taken literally."""
+
     def sabotage(patch):
-        patch.setattr(module, "ROUNDS", module.ROUNDS / 2)
+        right = module.as_protocol
+
+        def literal(transformer, n, *room):
+            made = right(transformer, n, *room)
+            made.limits = replace(made.limits, machines=made.limits.machines + n)
+            return made
+
+        patch.setattr(module, "as_protocol", literal)
 
     return sabotage
 
@@ -104,12 +162,26 @@ def a_chunk_that_is_not_joined(patch):
     patch.setattr(sum_and_reformer, "random_reformer", fewer)
 
 
+COMPILED = [lose_a_message_in_attention, one_head_too_many, twice_the_layers]
 SABOTAGE = {
     "lsh-guarantee": [fewer_tables, fewer_hashes],
     "linear-memory": [keep_all_tables, forget_a_key],
-    "mpc-simulates-ema": [drop_a_message(ExactMatchAttention), twice_the_rounds(mpc_simulates_ema)],
-    "mpc-simulates-anna": [drop_a_message(AnnaAttention), twice_the_rounds(mpc_simulates_anna)],
+    "anna-simulates-mpc": [change_a_word_in_attention, *COMPILED[1:]],
+    "anna-simulates-mpc-improved": COMPILED,
+    "mpc-simulates-ema": [
+        lose_mail_between_machines,
+        half_the_rounds_allowed(mpc_simulates_ema),
+        a_machine_for_every_token(mpc_simulates_ema),
+    ],
+    "mpc-simulates-anna": [
+        lose_mail_between_machines,
+        half_the_rounds_allowed(mpc_simulates_anna),
+        a_machine_for_every_token(mpc_simulates_anna),
+    ],
+    "anna-simulates-low-rank": [lose_mail_between_machines, *COMPILED],
     "match2": [as_printed, one_wrong_output],
+    "induction-heads": COMPILED,
+    "k-hop": COMPILED,
     "sum-and-reformer": [a_token_that_looks_outside_its_chunk, a_chunk_that_is_not_joined, one_wrong_output],
 }
 

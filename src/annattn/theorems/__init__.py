@@ -1,6 +1,7 @@
 """The paper's theorems, one a file: each builds what its theorem promises, runs it and compares it with its bound."""
 
 from annattn.theorems import (
+    anna_simulates_low_rank,
     anna_simulates_mpc,
     anna_simulates_mpc_improved,
     induction_heads,
@@ -23,6 +24,7 @@ THEOREMS: dict[str, Theorem] = {
     "anna-simulates-mpc-improved": anna_simulates_mpc_improved.row,
     "mpc-simulates-ema": mpc_simulates_ema.row,
     "mpc-simulates-anna": mpc_simulates_anna.row,
+    "anna-simulates-low-rank": anna_simulates_low_rank.row,
     "match2": match2.row,
     "induction-heads": induction_heads.row,
     "k-hop": k_hop.row,

@@ -1,7 +1,7 @@
 """Theorem "ANNA-transformers solve k-hop": O(log k) layers, by doubling (`KHop`), compiled.
 
-At s = 6·N^(2/3) every σ(w, i) is known after 6 rounds; each binary digit of k takes two more: 9 + 2⌊log2 k⌋ layers. With
-k' = N^ρ partners a round becomes at most 2⌈(1−ε)/ρ⌉ − 1.
+At s = 6·N^(2/3) every σ(w, i) is known after 6 rounds; each binary digit of k takes two more: 9 + 2⌊log2 k⌋ layers.
+With k' = N^ρ partners a round becomes at most 2⌈(1−ε)/ρ⌉ − 1.
 """
 
 import math

@@ -1,7 +1,7 @@
 """What rows about compiled protocols share: run the transformer against the protocol, and know its sizes at any N."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ class Promise:
 
     >>> from annattn.mpc.protocols import Sum
     >>> Promise.of(Sum(n=9, memory_words=3))
-    Promise(layers=3, heads=3, queries=3, lemma=25632, practical=36, machines=3)
+    Promise(layers=3, heads=3, queries=3, lemma=12816, practical=36, machines=3)
     """
 
     layers: int
@@ -64,7 +64,7 @@ def few_partners_width(partners: int, memory_words: float, *, digits: float, mac
 def simulate(
     trials: Trials,
     protocol: Protocol,
-    inputs: Iterable[Words],
+    inputs: Sequence[Words],
     *,
     attention: Literal["ema", "anna"] = "ema",
     mode: Literal["theorem", "practical"] = "practical",
@@ -81,7 +81,7 @@ def simulate(
     >>> trials.equal, model.sizes.layers
     (1, 3)
     """
-    model = to_transformer(protocol, attention, partners, mode)
+    model = to_transformer(protocol, attention, partners, mode, example=inputs[0])
     promise, sizes = Promise.of(model.protocol), model.sizes
     width = promise.lemma if mode == "theorem" else promise.practical
     as_promised = (sizes.layers, sizes.heads, sizes.query_width) == (
