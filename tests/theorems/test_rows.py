@@ -178,7 +178,7 @@ SABOTAGE = {
         half_the_rounds_allowed(mpc_simulates_anna),
         a_machine_for_every_token(mpc_simulates_anna),
     ],
-    "anna-simulates-low-rank": [lose_mail_between_machines, *COMPILED],
+    "anna-simulates-low-rank": COMPILED,
     "match2": [as_printed, one_wrong_output],
     "induction-heads": COMPILED,
     "k-hop": COMPILED,

@@ -18,8 +18,9 @@ from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most,
 __all__ = [
     "EPSILON",
     "EPSILON_PRIME",
+    "HOPS",
     "RHO",
-    "hops",
+    "WIDTH_LIMIT",
     "letters_after",
     "memory",
     "partners",
@@ -30,9 +31,11 @@ __all__ = [
 
 EPSILON, EPSILON_PRIME = 2 / 3, 0.9
 RHO = (EPSILON_PRIME - EPSILON) / 4
+HOPS = 2 * math.ceil((1 - EPSILON) / RHO) - 1
+"""Rounds that one round becomes with so few partners, at most, whatever N."""
 WIDTH_LIMIT = "12(k+1)⁴(36·N^ε+64⌈(1−ε)/ρ⌉+6)·ln((k+1)N^(1/3))"
 BUILT = [2**e for e in range(6, 37, 3)]
-CASES = {"tiny": {64: 1}, "quick": {64: 20, 256: 8}, "full": {64: 100, 256: 40, 1024: 5}}
+CASES = {"tiny": {64: 1}, "quick": {64: 10, 256: 4}, "full": {64: 100, 256: 40, 1024: 5}}
 
 
 def memory(n: int) -> int:
@@ -53,20 +56,11 @@ def partners(n: int) -> int:
     return max(2, round(n**RHO))
 
 
-def hops(n: int) -> int:
-    """Rounds that one round becomes with so few partners, at most: 2⌈(1−ε)/ρ⌉ − 1, whatever N.
-
-    >>> hops(64)
-    11
-    """
-    return 2 * math.ceil((1 - EPSILON) / RHO) - 1
-
-
 def width_limit(n: int) -> float:
     """The lemma's value width with so few partners, all roundings upwards: O(N^(ε + 4ρ) log N).
 
     >>> round(width_limit(64))
-    1815...
+    2334174
     """
     return few_partners_width(partners(n), memory(n), digits=math.ceil((1 - EPSILON) / RHO), machines=n ** (1 / 3))
 
@@ -117,7 +111,7 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
         at, share = f"N = {n:,}", n**RHO
         bounds += [
             exactly("layers, any partners", free[n].layers, 8, "8", at),
-            at_most("layers, few partners", few[n].layers, 7 * hops(n) + 1, "7·(2⌈(1−ε)/ρ⌉−1)+1", at),
+            at_most("layers, few partners", few[n].layers, 7 * HOPS + 1, "7·(2⌈(1−ε)/ρ⌉−1)+1", at),
             at_most("heads, few partners", few[n].heads, 3 * share, "3·N^((ε'−ε)/4)", at),
             at_most("value width, few partners", few[n].lemma, width_limit(n), WIDTH_LIMIT, at),
         ]

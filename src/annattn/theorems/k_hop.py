@@ -12,9 +12,9 @@ from annattn.mpc import with_partners
 from annattn.mpc.protocols import KHop
 from annattn.theorems.induction_heads import (
     EPSILON_PRIME,
+    HOPS,
     RHO,
     WIDTH_LIMIT,
-    hops,
     letters_after,
     memory,
     partners,
@@ -26,11 +26,11 @@ from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most,
 
 __all__ = ["row"]
 
-HOPS = [1, 2, 3, 4, 7, 8, 16, 64, 1024, 2**20]
+JUMPS = [1, 2, 3, 4, 7, 8, 16, 64, 1024, 2**20]
 BUILT = [2**e for e in range(9, 37, 3)]
 CASES = {
     "tiny": ((64, 3, 1),),
-    "quick": ((64, 1, 4), (64, 2, 4), (64, 5, 4), (256, 16, 2)),
+    "quick": ((64, 1, 2), (64, 2, 2), (64, 5, 2), (256, 16, 2)),
     "full": ((64, 1, 10), (64, 2, 10), (64, 5, 10), (256, 16, 10), (1024, 16, 5)),
 }
 
@@ -49,8 +49,8 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
                 progress(f"N = {n:,}, k = {k} on {attention.upper()}, {few or 'any number of'} partners")
                 words, truth = words_of(n, count), lambda word, k=k: letters_after(word, k)
                 simulate(trials, protocol, words, attention=attention, partners=few, truth=truth)
-    depth = [Promise.of(KHop(4096, memory(4096), k=k)).layers for k in HOPS]
-    for k, layers in zip(HOPS, depth, strict=True):
+    depth = [Promise.of(KHop(4096, memory(4096), k=k)).layers for k in JUMPS]
+    for k, layers in zip(JUMPS, depth, strict=True):
         bounds.append(
             exactly("layers, any partners", layers, 9 + 2 * (k.bit_length() - 1), "9 + 2⌊log2 k⌋", f"k = {k:,}")
         )
@@ -58,11 +58,11 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
     for n, promise in few.items():
         at = f"N = {n:,}, k = 16"
         bounds += [
-            at_most("layers, few partners", promise.layers, 16 * hops(n) + 1, "(8 + 2 log2 k)(2⌈(1−ε)/ρ⌉−1)+1", at),
+            at_most("layers, few partners", promise.layers, 16 * HOPS + 1, "(8 + 2 log2 k)(2⌈(1−ε)/ρ⌉−1)+1", at),
             at_most("heads, few partners", promise.heads, 3 * n**RHO, "3·N^((ε'−ε)/4)", at),
             at_most("value width, few partners", promise.lemma, width_limit(n), WIDTH_LIMIT, at),
         ]
-    slope = float(np.polyfit(np.log2(HOPS), depth, 1)[0])
+    slope = float(np.polyfit(np.log2(JUMPS), depth, 1)[0])
     bounds.append(at_most("layers a doubling of k", round(slope, 6), 2.1, "2, and 0.1 for rounding log2 k"))
     widths = [promise.lemma / math.log(n) for n, promise in few.items()]
     return trials.verdict(
