@@ -9,7 +9,6 @@ from annattn.compiler.mechanisms import Attention
 from annattn.compiler.memory import MachineRows, to_limbs, to_words
 from annattn.compiler.transformer import Head, Layer
 from annattn.errors import CollisionError
-from annattn.mpc.delivery import deliver
 from annattn.mpc.model import Mail, Numbers, Words
 from annattn.mpc.parts.stages import slots
 
@@ -33,21 +32,20 @@ def token_width(rows: MachineRows, record_words: int) -> int:
     return WORDS + rows.limbs * record_words
 
 
-def embed(rows: MachineRows, input_mail: Mail) -> Tensor:
-    """One token a record of the input: (token, home, place there, source, words); blank ones where machines are more.
+def embed(rows: MachineRows, mail: Mail, tokens: int) -> Tensor:
+    """One token a record of delivered input, (token, home, place there, source, words); blank ones up to `tokens`.
 
     The home of a record and its place there are its positional encoding: they say where the protocol's input lies.
     """
-    mail = deliver(input_mail, rows.limits.machines)
-    count = max(len(mail), rows.limits.machines)
-    tokens = np.zeros((count, token_width(rows, mail.width)))
-    tokens[:, TOKEN] = np.arange(count)
-    tokens[len(mail) :, HOME] = ABSENT
-    tokens[: len(mail), HOME] = mail.dest
-    tokens[: len(mail), PLACE] = slots(mail.dest)
-    tokens[: len(mail), SOURCE] = mail.src
-    tokens[: len(mail), WORDS:] = to_limbs(mail.words, rows.limbs)
-    return torch.from_numpy(tokens)
+    count = max(len(mail), tokens)
+    block = np.zeros((count, token_width(rows, mail.width)))
+    block[:, TOKEN] = np.arange(count)
+    block[len(mail) :, HOME] = ABSENT
+    block[: len(mail), HOME] = mail.dest
+    block[: len(mail), PLACE] = slots(mail.dest)
+    block[: len(mail), SOURCE] = mail.src
+    block[: len(mail), WORDS:] = to_limbs(mail.words, rows.limbs)
+    return torch.from_numpy(block)
 
 
 def init_layer(rows: MachineRows, names: Identifiers, attention: Attention) -> Layer:

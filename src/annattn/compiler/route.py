@@ -10,6 +10,7 @@ from torch import Tensor
 from annattn.compiler.identifiers import Identifiers
 from annattn.compiler.mechanisms import Attention
 from annattn.compiler.memory import MachineRows, to_limbs, to_words
+from annattn.compiler.out import Readers
 from annattn.compiler.sparse_code import HEADER, Decoded, SparseCode
 from annattn.compiler.transformer import Head, Layer
 from annattn.errors import CollisionError
@@ -42,6 +43,7 @@ class Route:
     code: SparseCode
     heads: int
     attention: Attention
+    readers: Readers
 
     def layer(self) -> Layer:
         """Heads that differ in nothing but the number of the message they carry."""
@@ -64,8 +66,8 @@ class Route:
 
     def _head(self, h: int) -> Head:
         def query(x: Tensor) -> Tensor:
-            token = x[:, 0].numpy().astype(np.int64)
-            return self.names(np.where(token < self.names.machines, token, self.names.deaf))
+            machine = self.readers.machine(_tokens(x))
+            return self.names(np.where(machine < self.names.machines, machine, self.names.deaf))
 
         def key(x: Tensor) -> Tensor:
             row, dest, _, _ = self._message(x, h)
@@ -75,7 +77,7 @@ class Route:
 
         def value(x: Tensor) -> Tensor:
             row, dest, count, words = self._message(x, h)
-            sender = x[:, 0].numpy().astype(np.int64)[row]
+            sender = _tokens(x)[row]
             width = x[:, 1].numpy()[row]
             body = np.column_stack([dest, width, count, to_limbs(words, self.rows.limbs)])
             return torch.from_numpy(self.code.encode(sender, body, count=len(x), row=row))
@@ -83,7 +85,7 @@ class Route:
         def takes_part(x: Tensor) -> tuple[Tensor, Tensor]:
             sends = torch.zeros(len(x), dtype=torch.bool)
             sends[torch.from_numpy(self._message(x, h)[0])] = True
-            return x[:, 0] < self.names.machines, sends
+            return torch.from_numpy(self.readers.machine(_tokens(x)) < self.names.machines), sends
 
         def read(out: Tensor) -> Decoded:
             return self.code.decode(out.numpy(), layer=self.round + 1, head=h)
@@ -111,7 +113,7 @@ class Route:
 
     def _update(self, x: Tensor, reads: list[Decoded]) -> Tensor:
         """The next inbox: all messages of all heads in the order of their senders."""
-        token = x[:, 0].numpy().astype(np.int64)
+        token = _tokens(x)
         parts = [self._opened(token, h, decoded) for h, decoded in enumerate(reads)]
         full = [part for part in parts if len(part)]
         width = max((part.width for part in full), default=1)
@@ -119,12 +121,13 @@ class Route:
             return self.rows.write(token, *_nothing(width))
         mail = Mail(*(np.concatenate([getattr(part, name) for part in full]) for name in ("dest", "src", "words")))
         mail = mail.take(np.lexsort([mail.src, mail.dest]))
-        check_received(self.round, mail, self.rows.limits)
+        inbox = mail.take(self.readers.first(mail.dest))
+        check_received(self.round, Mail(self.readers.machine(inbox.dest), inbox.src, inbox.words), self.rows.limits)
         return self.rows.write(token, mail.dest, mail.src, mail.words)
 
     def _opened(self, token: Numbers, head: int, decoded: Decoded) -> Mail:
         body, reader = decoded.body, token[decoded.reader]
-        astray = body[:, DEST] != reader
+        astray = body[:, DEST] != self.readers.machine(reader)
         if astray.any():
             at = np.argmax(astray)
             detail = f"a message for machine {body[at, DEST]} arrived: hashing brought other names together"
@@ -135,6 +138,10 @@ class Route:
         words = to_words(body[:, BODY:], self.rows.limbs)
         column = slots(at)[:, None] * width + np.arange(width)
         return Mail(reader[at], decoded.sender[at], words[at[:, None], column])
+
+
+def _tokens(x: Tensor) -> Numbers:
+    return x[:, 0].numpy().astype(np.int64)
 
 
 def _nothing(width: int) -> tuple[Numbers, Numbers, NDArray[np.uint64]]:

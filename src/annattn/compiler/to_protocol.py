@@ -35,7 +35,8 @@ def to_protocol(
         n: tokens.
         memory_words: s; what is too little is refused with the number that would do.
         dim: columns of an input row, if the transformer does not say.
-        example: rows to learn the widths of layers from that do not declare them; zeros if not given.
+        example: rows to learn the widths of layers from that do not declare them, zeros if not given; if there are n of
+            them they are also what the protocol is tried on when it is compiled in turn.
 
     >>> from annattn.compiler import Head, Layer, Transformer
     >>> from annattn.mpc import run
@@ -52,14 +53,16 @@ def to_protocol(
         dim = example.shape[1]
     if dim is None or dim < 1:
         raise InputError("dim", given=dim, expected="the columns of an input row", hint="pass dim=")
-    return TransformerProtocol(transformer, n, memory_words, _widths(transformer, dim, example))
+    return TransformerProtocol(transformer, n, memory_words, _widths(transformer, dim, example), example)
 
 
 class TransformerProtocol(Protocol):
     """What `to_protocol` makes; the input is `encode(rows)`, the output the float64 rows of ψ."""
 
-    def __init__(self, transformer: Transformer, n: int, memory_words: int, widths: list[int]) -> None:
-        self.transformer, self.n, self.widths = transformer, n, widths
+    def __init__(
+        self, transformer: Transformer, n: int, memory_words: int, widths: list[int], example: Tensor | None
+    ) -> None:
+        self.transformer, self.n, self.widths, self.example = transformer, n, widths, example
         self.input_records, self.input_width = n, widths[0]
         held = _most_held(transformer, n, memory_words, widths)
         if held < 1:
@@ -80,6 +83,12 @@ class TransformerProtocol(Protocol):
         if block.shape != (self.n, self.widths[0]):
             raise InputError("rows", given=f"shape {block.shape}", expected=f"({self.n}, {self.widths[0]})")
         return real_words(block)
+
+    def sample(self, rng: np.random.Generator) -> Words:
+        """The example it was made with, if that has n rows; else normal numbers."""
+        if self.example is not None and len(self.example) == self.n:
+            return self.encode(self.example)
+        return self.encode(rng.standard_normal((self.n, self.widths[0])))
 
     def scatter(self, words: Words) -> Mail:
         """As many tokens a machine as it can serve."""

@@ -1,6 +1,7 @@
 """From a protocol to a transformer: the paper's Theorem "ANNA simulates MPC", basic and improved."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from numpy.typing import ArrayLike
@@ -11,11 +12,13 @@ from annattn.compiler.identifiers import Identifiers, separating_hasher
 from annattn.compiler.init import embed, init_layer, init_width, token_width
 from annattn.compiler.mechanisms import Anna, Attention, ExactMatch
 from annattn.compiler.memory import MachineRows
+from annattn.compiler.out import Readers, output_rows, output_words
 from annattn.compiler.route import Route, packet_width
 from annattn.compiler.sparse_code import SparseCode, enough_slots, lemma_slots, practical_slots
-from annattn.compiler.transformer import Transformer
+from annattn.compiler.transformer import Transformer, same
 from annattn.errors import CompileError, InputError
 from annattn.mpc import with_partners
+from annattn.mpc.local import first_mail
 from annattn.mpc.model import Limits, Protocol, check_input
 
 __all__ = ["CompiledProtocol", "ValueWidths", "senders_a_head", "to_transformer", "value_widths"]
@@ -39,6 +42,7 @@ class CompiledProtocol(Transformer):
     protocol: Protocol
     rows: MachineRows
     widths: ValueWidths
+    readers: Readers
 
     @property
     def dim(self) -> int:
@@ -47,10 +51,13 @@ class CompiledProtocol(Transformer):
 
     def embed(self, words: ArrayLike) -> Tensor:
         """The input tokens, one a record as the protocol lays its input out, and blank ones for further machines."""
-        return embed(self.rows, self.protocol.scatter(check_input(self.protocol, words)))
+        tokens = self.rows.limits.machines * (self.readers.each or 1)
+        return embed(self.rows, first_mail(self.protocol, check_input(self.protocol, words)), tokens)
 
     def read(self, tokens: Tensor) -> Any:
         """The protocol's output from what the tokens hold after the last layer."""
+        if self.readers.each is not None:
+            return output_words(self.rows, tokens)
         return self.protocol.gather(self.rows.read(tokens)[1])
 
     def run(self, words: ArrayLike) -> Any:
@@ -64,6 +71,7 @@ def to_transformer(
     partners: int | None = None,
     mode: Literal["theorem", "practical"] = "practical",
     *,
+    outputs_each: int | None = None,
     example: ArrayLike | None = None,
     slots: int | None = None,
     seed: int = 0,
@@ -82,6 +90,9 @@ def to_transformer(
         partners: k, to compile the protocol that `with_partners` makes of it: the improved theorem.
         mode: "theorem" takes the lemma's slots, "practical" the fewest that decode; every message is checked as it is
             decoded, and one that cannot be is an error naming layer, head and token.
+        outputs_each: how many output words each machine holds, in order, when the protocol ends. With it token i holds
+            output word i after the last layer, as in the Lemma "Final Output"; without it machine i's mail, from which
+            the protocol's own `gather` reads the output.
         example: an input to try the protocol on; its own sample or random words if not given.
         slots: another number of slots for mode "practical".
         seed: of the code's matrix.
@@ -94,8 +105,10 @@ def to_transformer(
     >>> print(model.sizes)
     3 layers, 3 heads, queries and keys 3 wide, values 36 wide with at most 12 nonzeros
     """
-    _check_options(attention, mode)
+    _check_options(attention, mode, outputs_each)
     admit(protocol, example)
+    if outputs_each is not None and protocol.rounds == 0:
+        raise CompileError("protocol", given="no rounds", expected="at least one to read outputs in")
     if partners is not None:
         protocol = with_partners(protocol, partners)
         admit(protocol, example)
@@ -105,9 +118,13 @@ def to_transformer(
     _check_memory(limits, widths, memory_bytes)
     code = _code(senders, limits.machines, mode, slots, seed)
     attend: Attention = ExactMatch() if attention == "ema" else Anna(separating_hasher(names))
+    readers = Readers(limits.machines, outputs_each)
     layers = [init_layer(rows, names, attend)]
-    layers += [Route(protocol, i, rows, names, code, senders, attend).layer() for i in range(protocol.rounds)]
-    return CompiledProtocol(layers, protocol=protocol, rows=rows, widths=widths)
+    for i in range(protocol.rounds):
+        reads = readers if i == protocol.rounds - 1 else Readers(limits.machines)
+        layers.append(Route(protocol, i, rows, names, code, senders, attend, reads).layer())
+    output = same if outputs_each is None else partial(output_rows, protocol, rows, readers)
+    return CompiledProtocol(layers, output, protocol=protocol, rows=rows, widths=widths, readers=readers)
 
 
 def senders_a_head(limits: Limits) -> int:
@@ -138,11 +155,13 @@ def _code(senders: int, machines: int, mode: str, slots: int | None, seed: int) 
     return SparseCode.practical(senders, machines, slots, seed)
 
 
-def _check_options(attention: str, mode: str) -> None:
+def _check_options(attention: str, mode: str, outputs_each: int | None) -> None:
     if attention not in ("ema", "anna"):
         raise InputError("attention", given=repr(attention), expected='"ema" or "anna"')
     if mode not in ("theorem", "practical"):
         raise InputError("mode", given=repr(mode), expected='"theorem" or "practical"')
+    if outputs_each is not None and outputs_each < 1:
+        raise InputError("outputs_each", given=outputs_each, expected="an integer of at least 1, or None")
 
 
 def _check_memory(limits: Limits, widths: ValueWidths, memory_bytes: int) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -20,13 +21,14 @@ from torch import Tensor
 from annattn.compiler.mechanisms import Attention, ExactMatch
 from annattn.errors import InputError
 
-__all__ = ["ElementWise", "Head", "Layer", "Sizes", "Step", "Trace", "Transformer"]
+__all__ = ["ElementWise", "Head", "Layer", "Sizes", "Step", "Trace", "Transformer", "same"]
 
 ElementWise = Callable[[Tensor], Tensor]
 """Rows (n, d) to rows (n, m), each row by itself."""
 
 
-def _same(x: Tensor) -> Tensor:
+def same(x: Tensor) -> Tensor:
+    """The identity: the element-wise function of those who need none."""
     return x
 
 
@@ -38,9 +40,9 @@ def _beside(x: Tensor, reads: list[Any]) -> Tensor:
 class Head:
     """An attention head: element-wise Q, K, V, and `read`, applied to each token's output at once.
 
-    width: columns of queries and keys. value_width: columns of values, m in the paper. A value function may leave out
-    trailing columns that are zero for all tokens; the output then lacks them as well.
-    nonzeros: how many entries of a value row can be nonzero, for heads whose values are sparse.
+    width: columns of queries and keys. value_width: columns of values, m in the paper.
+    nonzeros: how many entries of a value row can be nonzero, for heads whose values are sparse. Such a head's value
+    function may leave out trailing columns that are zero for all tokens; the output then lacks them as well.
     takes_part: tells of local(x) which tokens' queries and which tokens' keys can match at all, as two masks. To leave
     out the others (queries equal to no key, keys equal to no query) changes no number, only the time it takes.
     """
@@ -51,7 +53,7 @@ class Head:
     width: int
     value_width: int
     nonzeros: int | None = None
-    read: Callable[[Tensor], Any] = _same
+    read: Callable[[Tensor], Any] = same
     takes_part: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
 
 
@@ -65,7 +67,7 @@ class Layer:
 
     heads: Sequence[Head]
     attention: Attention = field(default_factory=ExactMatch)
-    local: ElementWise = _same
+    local: ElementWise = same
     update: Callable[[Tensor, list[Any]], Tensor] = _beside
     width: int | None = None
 
@@ -139,7 +141,7 @@ class Transformer:
     """
 
     layers: Sequence[Layer]
-    output: ElementWise = _same
+    output: ElementWise = same
 
     @property
     def sizes(self) -> Sizes:
@@ -156,7 +158,7 @@ class Transformer:
     @property
     def keeps_rows(self) -> bool:
         """Whether ψ is the identity."""
-        return self.output is _same
+        return self.output is same
 
     def __call__(self, x: Float[Tensor, "n d"]) -> Tensor:
         """ψ(f_L(… f_1(X))), one head at a time."""
@@ -190,11 +192,12 @@ def _attend(number: int, h: int, layer: Layer, local: Tensor) -> tuple[Tensor, T
     query, key, value = head.query(local), head.key(local), head.value(local)
     for name, rows, width in (("query", query, head.width), ("key", key, head.width)):
         _require(name, rows, n, width, number, h, exact=True)
-    _require("value", value, n, head.value_width, number, h, exact=False)
+    _require("value", value, n, head.value_width, number, h, exact=head.nonzeros is None)
     if head.takes_part is None:
         return query, key, value, layer.attention(query, key, value)
     asks, offers = head.takes_part(local)
-    out = value.new_zeros(n, value.shape[1])
+    # NumPy's zeros take no time and no memory until they are written to, torch's do; most tokens may take no part.
+    out = torch.from_numpy(np.zeros((n, value.shape[1]))).to(value.dtype)
     if bool(asks.any()) and bool(offers.any()):
         out[asks] = layer.attention(query[asks], key[offers], value[offers])
     return query, key, value, out

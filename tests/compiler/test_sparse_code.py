@@ -1,0 +1,82 @@
+"""The sparse-averaging code: every message is read back exactly, or it is an error, never another message."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from annattn.compiler.sparse_code import SparseCode, enough_slots, lemma_slots, practical_slots
+from annattn.errors import CollisionError
+
+
+def averages(code: SparseCode, body: np.ndarray, sets: list) -> np.ndarray:
+    value = code.encode(np.arange(len(body)), body)
+    return np.stack([value[list(senders)].sum(axis=0) / len(senders) for senders in sets])
+
+
+def read(code: SparseCode, mean: np.ndarray) -> dict:
+    found = code.decode(mean, layer=0, head=0)
+    pairs = zip(found.reader.tolist(), found.sender.tolist(), strict=True)
+    read = dict(zip(pairs, map(tuple, found.body.tolist()), strict=True))
+    assert len(read) == len(found.reader)
+    return read
+
+
+def expected(body: np.ndarray, sets: list) -> dict:
+    return {(r, s): tuple(body[s].tolist()) for r, senders in enumerate(sets) for s in senders}
+
+
+@pytest.mark.parametrize(("senders", "machines"), [(1, 1), (3, 3), (4, 300), (16, 200), (16, 4096), (40, 5000)])
+def test_a_practical_code_reads_every_message_of_random_senders(senders, machines):
+    rng = np.random.default_rng(machines)
+    code = SparseCode.practical(senders, machines)
+    assert code.slots == practical_slots(senders, machines)
+    body = rng.integers(0, 2**32, (machines, 2))
+    sets = [rng.choice(machines, rng.integers(1, senders + 1), replace=False) for _ in range(300)]
+    assert read(code, averages(code, body, sets)) == expected(body, sets)
+
+
+@pytest.mark.parametrize(("senders", "machines"), [(1, 5), (2, 9), (3, 7), (4, 8)])
+def test_the_square_of_the_senders_is_enough_slots_for_every_set_of_senders(senders, machines):
+    code = SparseCode.lemma(senders, machines, enough_slots(senders, machines))
+    body = np.random.default_rng(0).integers(0, 2**32, (machines, 1))
+    sets = [chosen for size in range(1, senders + 1) for chosen in combinations(range(machines), size)]
+    mean = averages(code, body, sets)
+    # Not by peeling: each sender has a slot of its own, as the lemma says.
+    rows = np.zeros((machines, code.slots + 1), bool)
+    np.put_along_axis(rows, code.of, True, axis=1)
+    assert all((rows[list(c), :-1] & (rows[list(c), :-1].sum(axis=0) == 1)).any(axis=1).all() for c in sets)
+    assert read(code, mean) == expected(body, sets)
+
+
+def test_slots_by_formula():
+    assert [lemma_slots(a, q) for a, q in ((1, 2), (2, 10), (3, 100))] == [9, 443, 4477]
+    assert [enough_slots(a, q) for a, q in ((1, 2), (2, 10), (3, 100))] == [9, 111, 498]
+    assert [practical_slots(a, q) for a, q in ((1, 2), (2, 100), (16, 10**6))] == [2, 40, 96]
+
+
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 2**32), slots=st.integers(2, 12), size=st.integers(1, 8))
+def test_too_few_slots_are_an_error_and_never_a_wrong_message(seed, slots, size):
+    rng = np.random.default_rng(seed)
+    machines = int(rng.integers(max(size, slots + 1), 30))
+    rows = rng.random((machines, slots)) < rng.uniform(0.1, 0.9)
+    rows[~rows.any(axis=1), 0] = True
+    code = SparseCode(rows)
+    body = rng.integers(0, 3, (machines, 2))
+    sets = [rng.choice(machines, size, replace=False)]
+    try:
+        found = read(code, averages(code, body, sets))
+    except CollisionError:
+        return
+    assert found == expected(body, sets)
+
+
+def test_senders_that_share_all_slots_are_named():
+    code = SparseCode(np.ones((4, 3), bool))
+    mean = averages(code, np.arange(4)[:, None], [[1], [0, 2]])
+    with pytest.raises(CollisionError, match="layer 3, head 2, token 1"):
+        code.decode(mean, layer=3, head=2)
+    assert read(code, mean[:1]) == {(0, 1): (1,)}

@@ -1,0 +1,129 @@
+"""Transformers as protocols: the same rows, in the rounds of the formula, and there and back again."""
+
+from math import prod
+
+import numpy as np
+import pytest
+import torch
+
+from annattn.compiler import Anna, ExactMatch, Head, Layer, LowRank, Transformer, to_protocol, to_transformer
+from annattn.compiler.collision_layer import CollisionLayer
+from annattn.errors import CompileError, InputError, LeastMemoryError
+from annattn.lsh import Euclidean, Hyperplane
+from annattn.mpc import check_sharding, run
+from tests.compiler.cases import low_rank_as_anna, protocol_round_trip, random_transformer
+
+
+def first(x):
+    return x[:, :1]
+
+
+def rest(x):
+    return x[:, 1:]
+
+
+def one_layer(attention, heads: int = 1) -> Transformer:
+    return Transformer([Layer([Head(first, first, rest, 1, 2) for _ in range(heads)], attention)])
+
+
+@pytest.mark.parametrize("kinds", ["e", "a", "l", "ee", "eal", "lae", ""])
+@pytest.mark.parametrize("n", [1, 2, 7, 40])
+def test_it_gives_the_transformers_rows(kinds, n):
+    for seed in range(3):
+        model = random_transformer(seed, kinds)
+        rows = torch.from_numpy(np.random.default_rng(seed).uniform(-2, 2, (n, 3)))
+        least = _least(model, n)
+        for memory in (least, least + 37, 5 * least):
+            protocol = to_protocol(model, n, memory, dim=3)
+            found = run(protocol, protocol.encode(rows))
+            # Sums of at most n numbers below 1 in another order, through at most three layers.
+            assert np.allclose(found.output, model(rows).numpy(), rtol=0, atol=1e-12)
+            assert found.trace.largest_load <= memory
+
+
+def _least(model: Transformer, n: int) -> int:
+    try:
+        to_protocol(model, n, 1, dim=3)
+    except LeastMemoryError as error:
+        to_protocol(model, n, error.least, dim=3)
+        with pytest.raises(LeastMemoryError):
+            to_protocol(model, n, error.least - 1, dim=3)
+        return error.least
+    return 1
+
+
+def test_whole_numbers_come_out_equal():
+    rng = np.random.default_rng(0)
+    rows = torch.from_numpy(np.column_stack([rng.integers(0, 5, 50), rng.integers(-9, 9, (50, 2))]).astype(float))
+    for attention in (ExactMatch(), LowRank(), Anna(Euclidean(1, width=1.0).sample(tables=2, hashes=3))):
+        model = one_layer(attention, heads=2)
+        protocol = to_protocol(model, 50, 200, dim=3)
+        assert np.array_equal(run(protocol, protocol.encode(rows)).output, model(rows).numpy())
+
+
+@pytest.mark.parametrize("memory", [140, 200, 400, 3000])
+@pytest.mark.parametrize("n", [1, 20, 300])
+def test_rounds_are_those_of_the_formula_and_do_not_grow_with_heads(n, memory):
+    for heads in (1, 2):
+        protocol = to_protocol(one_layer(ExactMatch(), heads), n, memory, dim=3)
+        part, record = protocol.parts[0], 1 + 1 + 1 + 2 + 1
+        assert isinstance(part, CollisionLayer)
+        rows = part.match.rows
+        leaves, depth = -(-2 * heads * n // rows), 0
+        while leaves > 1:
+            leaves, depth = -(-leaves // (memory // record - 1)), depth + 1
+        columns = part.match.sort.columns
+        assert prod(columns) * rows >= 2 * heads * n
+        assert protocol.rounds == 4 ** len(columns) + 2 * depth + 2 + 1
+        low = to_protocol(one_layer(LowRank(), heads), n, memory, dim=3)
+        reach, depth = low.homes.held, 0
+        while reach < n:
+            reach, depth = reach * (memory // (-(-2 * heads // 3) * 3)), depth + 1
+        assert low.rounds == max(1, 2 * depth) + 1
+
+
+@pytest.mark.parametrize("kinds", ["e", "a", "l", "al"])
+def test_its_machines_look_only_at_their_own_mail(kinds):
+    model = random_transformer(1, kinds)
+    protocol = to_protocol(model, 9, 3 * _least(model, 9), dim=3)
+    check_sharding(protocol, protocol.sample(np.random.default_rng(0)), cuts=2)
+
+
+def test_equal_rows_are_equal_whatever_the_sign_of_zero_and_nan_equals_nothing():
+    rows = torch.tensor([[0.0, 1, 2], [-0.0, 3, 4], [torch.nan, 5, 6], [torch.nan, 7, 8]], dtype=torch.float64)
+    model = one_layer(ExactMatch())
+    protocol = to_protocol(model, 4, 100, dim=3)
+    found = run(protocol, protocol.encode(rows)).output
+    assert np.array_equal(found, model(rows).numpy())
+    hashed = to_protocol(one_layer(Anna(Hyperplane(1).sample(tables=1, hashes=1))), 4, 100, dim=3)
+    with pytest.raises(InputError, match="NaN"):
+        run(hashed, hashed.encode(rows))
+
+
+def test_protocol_to_transformer_to_protocol():
+    for seed in range(12):
+        protocol_round_trip(seed)
+
+
+def test_low_rank_to_protocol_to_anna():
+    for seed in range(8):
+        low_rank_as_anna(seed)
+
+
+def test_what_cannot_be_compiled_is_refused_with_its_reason():
+    with pytest.raises(InputError, match="dim"):
+        to_protocol(one_layer(ExactMatch()), 5, 100)
+    with pytest.raises(InputError, match="n: got 0"):
+        to_protocol(one_layer(ExactMatch()), 0, 100, dim=3)
+    with pytest.raises(CompileError, match="no run on the example"):
+        to_protocol(one_layer(ExactMatch()), 5, 100, dim=1)
+    protocol = to_protocol(one_layer(ExactMatch()), 5, 100, dim=3)
+    with pytest.raises(InputError, match=r"expected \(5, 3\)"):
+        protocol.encode(np.zeros((4, 3)))
+
+
+def test_a_made_protocol_can_be_compiled_without_an_example():
+    model = random_transformer(0, "e")
+    protocol = to_protocol(model, 4, 200, dim=3)
+    words = protocol.sample(np.random.default_rng(5))
+    assert np.array_equal(to_transformer(protocol).run(words), run(protocol, words).output)
