@@ -18,13 +18,8 @@ def row(effort="quick", progress=print):
     trials = Trials()
     trials.add(True)
     bounds = [at_most("machines", 3, 4, "N/2", "N = 8"), at_most("machines", 7.9, 8, "N/2", "N = 16")]
-    return trials.verdict(
-        "Theorem",
-        f"a [thing], {effort}",
-        sizes=[8, 16],
-        bounds=bounds,
-        exponents=[exponent("machines", [8, 16], [3, 4], 1, "1")],
-    )
+    growth = [exponent("machines", [8, 16], [3, 4], 1, "1")]
+    return trials.verdict("Theorem", f"a [thing], {effort}", sizes=[8, 16], bounds=bounds, exponents=growth)
 
 
 @pytest.fixture

@@ -73,7 +73,9 @@ def _verdicts(names: Sequence[str], effort: Effort) -> dict[str, Verdict]:
 
 
 def _table(rows: dict[str, Verdict]) -> Table:
-    table = Table("theorem", "built; measured against the theorem's bound", "holds", show_lines=True)
+    table = Table("theorem", show_lines=True)
+    table.add_column("built; measured against the theorem's bound", overflow="fold")
+    table.add_column("holds")
     for name, row in rows.items():
         claims = [f"• {escape(str(bound))}" for bound in (*_tightest(row.bounds), *row.exponents)]
         table.add_row(
@@ -97,4 +99,5 @@ def _tightest(bounds: Sequence[Bound]) -> list[Bound]:
 def _range(what: str, sizes: Sequence[int]) -> str:
     if not sizes:
         return ""
-    return f"{what} N = {sizes[0]:,}" + (f" … {sizes[-1]:,}" if len(sizes) > 1 else "") + "\n"
+    last = f"{sizes[-1]:,}" if sizes[-1] < 10**7 else f"{sizes[-1]:.1e}".replace("e+0", "e").replace("e+", "e")
+    return f"{what} N = {sizes[0]:,}" + (f" … {last}" if len(sizes) > 1 else "") + "\n"
