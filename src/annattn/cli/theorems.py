@@ -73,7 +73,8 @@ def _verdicts(names: Sequence[str], effort: Effort) -> dict[str, Verdict]:
 
 
 def _table(rows: dict[str, Verdict]) -> Table:
-    table = Table("theorem", show_lines=True)
+    table = Table(show_lines=True)
+    table.add_column("theorem", overflow="fold")
     table.add_column("built; measured against the theorem's bound", overflow="fold")
     table.add_column("holds")
     for name, row in rows.items():
