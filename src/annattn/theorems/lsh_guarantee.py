@@ -47,13 +47,16 @@ def proof_sizes(n: int, p1: float, p2: float) -> tuple[int, int, float]:
 def two_clusters(n: int, seed: int) -> tuple[Tensor, Tensor]:
     """Queries and keys on the unit sphere in two clusters: within one at most r apart, across more than c·r.
 
-    >>> query, key = two_clusters(8, seed=0)
+    Each is at most r/2 from the centre of its cluster, at a right angle to the line between the centres; the factor
+    below undoes what bringing the rows back to the sphere takes from the distance across.
+
+    >>> query, key = two_clusters(200, seed=0)
     >>> apart = torch.cdist(query, key)
     >>> bool((apart[::2, ::2] <= RADIUS).all()), bool((apart[::2, 1::2] > APPROXIMATION * RADIUS).all())
     (True, True)
     """
     generator = torch.Generator().manual_seed(seed)
-    half_angle = math.asin(APPROXIMATION * RADIUS / 2) + 0.75 * RADIUS / math.sqrt(DIM)
+    half_angle = math.asin(1.0001 * APPROXIMATION * RADIUS / 2 * math.hypot(1, RADIUS / 2))
     side = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat((n + 1) // 2)[:n, None]
     rows = []
     for _ in range(2):
@@ -61,7 +64,7 @@ def two_clusters(n: int, seed: int) -> tuple[Tensor, Tensor]:
         spread[:, :2] = 0
         centre = torch.zeros(n, DIM, dtype=torch.float64)
         centre[:, :1], centre[:, 1:2] = math.cos(half_angle), side * math.sin(half_angle)
-        moved = centre + 0.55 * RADIUS * spread / spread.norm(dim=1, keepdim=True)
+        moved = centre + RADIUS / 2 * spread / spread.norm(dim=1, keepdim=True)
         rows.append(moved / moved.norm(dim=1, keepdim=True))
     return rows[0], rows[1]
 
