@@ -35,7 +35,7 @@ HOPS = 2 * math.ceil((1 - EPSILON) / RHO) - 1
 """Rounds that one round becomes with so few partners, at most, whatever N."""
 WIDTH_LIMIT = "12(k+1)⁴(36·N^ε+64⌈(1−ε)/ρ⌉+6)·ln((k+1)N^(1/3))"
 BUILT = [2**e for e in range(6, 37, 3)]
-CASES = {"tiny": {64: 1}, "quick": {64: 10, 256: 4}, "full": {64: 100, 256: 40, 1024: 5}}
+CASES = {"tiny": {64: 1}, "quick": {64: 10, 256: 4}, "full": {64: 60, 256: 20, 1024: 4}}
 
 
 def memory(n: int) -> int:

@@ -23,7 +23,7 @@ from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most,
 __all__ = ["all_tables", "one_table_at_a_time", "row"]
 
 DIM, RADIUS, APPROXIMATION = 16, 0.1, 12.0
-SIZES = {"tiny": (128, 512), "quick": (256, 1024, 2048), "full": (256, 1024, 4096, 16_384)}
+SIZES = {"tiny": (128, 512), "quick": (256, 1024, 2048), "full": (256, 1024, 4096, 8192)}
 
 Reals = NDArray[np.float64]
 Attention = Callable[[Tensor, Tensor, Reals, Hasher], Reals]

@@ -28,7 +28,7 @@ __all__ = ["row"]
 
 RADIUS, APPROXIMATION, ROOM = 0.1, 12.0, 96
 BUILT = [(2 * m) ** 4 for m in range(2, 13)]
-CASES = {"tiny": {256: 1}, "quick": {256: 4, 1296: 1}, "full": {256: 40, 1296: 10, 4096: 2}}
+CASES = {"tiny": {256: 1}, "quick": {256: 4, 1296: 1}, "full": {256: 30, 1296: 8, 4096: 1}}
 
 
 def hasher(n: int, seed: int) -> Hasher:
