@@ -134,10 +134,14 @@ def test_planned_hash_functions_tell_all_names_apart(machines):
     names = Identifiers(machines)
     everyone = names(list(range(machines + 2)))
     assert len(torch.unique(everyone, dim=0)) == machines + 2
-    hasher = separating_hasher(names)
-    (codes,) = hasher.together(everyone)
-    for table in codes.unbind(-1):
-        assert len(set(table.tolist())) == machines + 2
+    for failure in (0.01, 0.9999):
+        (codes,) = separating_hasher(names, failure=failure).together(everyone)
+        for table in codes.unbind(-1):
+            assert len(set(table.tolist())) == machines + 2
+
+
+def test_hash_functions_that_do_not_are_drawn_again():
+    assert separating_hasher(Identifiers(6), failure=0.9999).seed > 0
 
 
 def test_a_message_that_hashing_led_astray_is_an_error():

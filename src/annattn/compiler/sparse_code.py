@@ -50,7 +50,7 @@ def enough_slots(senders: int, machines: int) -> int:
 
 
 def practical_slots(senders: int, machines: int) -> int:
-    """min(q, 4α + 32): one slot a machine, or few enough that peeling fails less than once in 10^8 readers.
+    """min(q, 4α + 32): one slot a machine, or as many as peeling needs to fail for next to no set of α senders.
 
     >>> practical_slots(16, 4096), practical_slots(16, 20)
     (96, 20)
@@ -89,9 +89,18 @@ class SparseCode:
         slots = practical_slots(senders, machines) if slots is None else slots
         if slots >= machines:
             return cls(np.eye(machines, dtype=bool))
-        weight = min(WEIGHT, slots)
-        keys = np.random.default_rng(seed).random((machines, slots))
-        return cls(np.argsort(np.argsort(keys, axis=1), axis=1) < weight)
+        weight, rng = min(WEIGHT, slots), np.random.default_rng(seed)
+        rows = np.zeros((machines, slots), bool)
+        again = np.arange(machines)
+        # Two senders with the same slots could never be told apart: draw one of them anew, while that can help.
+        for _ in range(100):
+            keys = rng.random((len(again), slots))
+            rows[again] = np.argsort(np.argsort(keys, axis=1), axis=1) < weight
+            first = np.unique(rows, axis=0, return_index=True)[1]
+            again = np.setdiff1d(np.arange(machines), first)
+            if len(again) == 0:
+                break
+        return cls(rows)
 
     @classmethod
     def lemma(cls, senders: int, machines: int, slots: int, seed: int = 0) -> "SparseCode":

@@ -106,16 +106,18 @@ def to_transformer(
     3 layers, 3 heads, queries and keys 3 wide, values 36 wide with at most 12 nonzeros
     """
     _check_options(attention, mode, outputs_each)
-    admit(protocol, example)
     if outputs_each is not None and protocol.rounds == 0:
         raise CompileError("protocol", given="no rounds", expected="at least one to read outputs in")
+    original = protocol
     if partners is not None:
         protocol = with_partners(protocol, partners)
-        admit(protocol, example)
     limits = protocol.limits
     rows, names, senders = MachineRows(limits), Identifiers(limits.machines), senders_a_head(limits)
     widths = value_widths(limits, mode, slots)
-    _check_memory(limits, widths, memory_bytes)
+    _check_size(limits, widths, memory_bytes)
+    admit(original, example)
+    if protocol is not original:
+        admit(protocol, example)
     code = _code(senders, limits.machines, mode, slots, seed)
     attend: Attention = ExactMatch() if attention == "ema" else Anna(separating_hasher(names))
     readers = Readers(limits.machines, outputs_each)
@@ -164,10 +166,11 @@ def _check_options(attention: str, mode: str, outputs_each: int | None) -> None:
         raise InputError("outputs_each", given=outputs_each, expected="an integer of at least 1, or None")
 
 
-def _check_memory(limits: Limits, widths: ValueWidths, memory_bytes: int) -> None:
-    if limits.machines > MOST_MACHINES:
-        given = f"{limits.machines} machines"
-        raise CompileError("protocol", given=given, expected=f"at most {MOST_MACHINES}: squares must be exact")
+def _check_size(limits: Limits, widths: ValueWidths, memory_bytes: int) -> None:
+    if limits.machines > MOST_MACHINES or senders_a_head(limits) * limits.machines**2 > 2**52:
+        given = f"{limits.machines} machines, {senders_a_head(limits)} senders a head"
+        expected = f"at most {MOST_MACHINES} machines, and sums of their squared numbers below 2^52, exact in float64"
+        raise CompileError("protocol", given=given, expected=expected)
     # Values, their averages, the same as whole numbers, and the matrix of the code.
     width = max(widths.built, init_width(MachineRows(limits)))
     needed = 4 * 8 * limits.machines * width
