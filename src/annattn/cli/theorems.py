@@ -19,7 +19,7 @@ __all__ = ["theorems"]
 def theorems(*names: str, quick: bool = False, json: bool = False) -> None:
     """Build what each theorem of the paper promises, run it, and compare its sizes and answers with the theorem's.
 
-    Exits with 1 if any row does not hold. All rows take about a quarter of an hour, with --quick two minutes.
+    Exits with 1 if any row does not hold. All rows take about ten minutes, with --quick about one.
 
     Example: annattn theorems match2 k-hop --quick
 

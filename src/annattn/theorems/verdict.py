@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 Effort = Literal["tiny", "quick", "full"]
-"""How large the sizes are: for tests, for two minutes of all rows together, for a quarter of an hour."""
+"""How large the sizes are: for tests, for a minute or two of all rows together, for about ten."""
 
 Progress = Callable[[str], None]
 """Told what is being done next, in a few words."""
