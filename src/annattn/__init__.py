@@ -1,6 +1,6 @@
 """Fast attention by nearest-neighbour hashing, and its equivalence with massively parallel computation."""
 
-from annattn import attention, compiler, errors, experiments, kernels, lsh, mpc, nn, tasks
+from annattn import attention, compiler, errors, experiments, kernels, lsh, mpc, nn, tasks, theorems
 from annattn.attention import (
     AnnaReport,
     Plan,
@@ -46,4 +46,5 @@ __all__ = [
     "sampled_latest_attention",
     "softmax_attention",
     "tasks",
+    "theorems",
 ]

@@ -7,6 +7,7 @@ from annattn.cli.demo import demo
 from annattn.cli.learning import sweep, train_recipe
 from annattn.cli.machines import mpc
 from annattn.cli.reproduction import reproduce
+from annattn.cli.theorems import theorems
 
 __all__ = ["app"]
 
@@ -16,3 +17,4 @@ app.command(mpc)
 app.command(train_recipe, name="train")
 app.command(sweep)
 app.command(reproduce)
+app.command(theorems)

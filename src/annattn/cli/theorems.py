@@ -1,0 +1,104 @@
+"""`annattn theorems`: build what the paper's theorems promise, measure it, and print the table."""
+
+import difflib
+import json as json_format
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from annattn.errors import AnnattnError, InputError
+from annattn.theorems import THEOREMS, Bound, Effort, Verdict
+
+__all__ = ["theorems"]
+
+
+def theorems(*names: str, quick: bool = False, json: bool = False) -> None:
+    """Build what each theorem of the paper promises, run it, and compare its sizes and answers with the theorem's.
+
+    Exits with 1 if any row does not hold. All rows take about ten minutes, with --quick about one.
+
+    Example: annattn theorems match2 k-hop --quick
+
+    Args:
+        names: the rows wanted, all unless given; docs/theorems.md explains each.
+        quick: smaller sizes.
+        json: print the rows as JSON, every single bound included.
+    """
+    chosen = [_named(name) for name in names] or list(THEOREMS)
+    rows = _verdicts(chosen, "quick" if quick else "full")
+    holds = all(row.holds for row in rows.values())
+    if json:
+        document = {"effort": "quick" if quick else "full", "holds": holds}
+        document["rows"] = {name: row.to_dict() for name, row in rows.items()}
+        sys.stdout.write(json_format.dumps(document, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
+    else:
+        console = Console(highlight=False)
+        console.print(_table(rows))
+        for name, row in rows.items():
+            for line in (*row.notes, *(f"does not hold: {bound}" for bound in row.broken)):
+                console.print(f"{name}: {escape(line)}", style="bold" if line.startswith("does not") else "dim")
+        failed = [name for name, row in rows.items() if not row.holds]
+        console.print(f"[bold]{', '.join(failed)} DO NOT HOLD[/bold]" if failed else "every row holds")
+    if not holds:
+        raise SystemExit(1)
+
+
+def _named(name: str) -> str:
+    if name in THEOREMS:
+        return name
+    near = difflib.get_close_matches(name.lower().replace("_", "-"), THEOREMS, 1, 0.4)
+    hint = f"did you mean {near[0]}?" if near else ""
+    raise InputError("theorem", given=repr(name), expected=f"one of {', '.join(THEOREMS)}", hint=hint)
+
+
+def _verdicts(names: Sequence[str], effort: Effort) -> dict[str, Verdict]:
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
+    rows = {}
+    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as bar:
+        task = bar.add_task("", total=len(names))
+        for name in names:
+            bar.update(task, description=name)
+            try:
+                row = THEOREMS[name](effort, lambda what, name=name: bar.update(task, description=f"{name}: {what}"))
+            except AnnattnError as error:
+                row = Verdict(name, "nothing", (), (), (), 0, 0, 0.0, notes=(f"stopped: {error}",))
+            rows[name] = row
+            bar.advance(task)
+            bar.console.print(f"{name} {'holds' if row.holds else 'DOES NOT HOLD'} ({row.seconds:.1f} s)")
+    return rows
+
+
+def _table(rows: dict[str, Verdict]) -> Table:
+    table = Table(show_lines=True)
+    table.add_column("theorem", overflow="fold")
+    table.add_column("built; measured against the theorem's bound", overflow="fold")
+    table.add_column("holds")
+    for name, row in rows.items():
+        claims = [f"• {escape(str(bound))}" for bound in (*_tightest(row.bounds), *row.exponents)]
+        table.add_row(
+            f"[bold]{name}[/bold]\n{_range('run at', row.sizes)}{_range('sizes for', row.planned)}"
+            f"{row.equal:,} of {row.inputs:,} right\n{row.seconds:.1f} s",
+            "\n".join([f"[dim]{escape(row.theorem)}: {escape(row.built)}[/dim]", *claims]),
+            "yes" if row.holds else "[bold]NO[/bold]",
+        )
+    return table
+
+
+def _tightest(bounds: Sequence[Bound]) -> list[Bound]:
+    """Of bounds on the same thing at several sizes the one nearest to breaking, the last among equals."""
+    found: dict[str, Bound] = {}
+    for bound in bounds:
+        if bound.what not in found or bound.slack <= found[bound.what].slack:
+            found[bound.what] = bound
+    return list(found.values())
+
+
+def _range(what: str, sizes: Sequence[int]) -> str:
+    if not sizes:
+        return ""
+    last = f"{sizes[-1]:,}" if sizes[-1] < 10**7 else f"{sizes[-1]:.1e}".replace("e+0", "e").replace("e+", "e")
+    return f"{what} N = {sizes[0]:,}" + (f" … {last}" if len(sizes) > 1 else "") + "\n"

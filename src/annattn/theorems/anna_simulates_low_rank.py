@@ -1,0 +1,111 @@
+"""Theorem "ANNA simulates low-rank attention": depth O(L), heads O(N^((ε'−ε)/4)), width O(N^ε') for rm = N^ε.
+
+A random low-rank transformer becomes a protocol (a tree of ⌊s/rm⌋ children a node adds up the matrices k_i v_iᵀ, up and
+down again), and that protocol an ANNA-transformer, which must give the first transformer's numbers, bit for bit.
+
+With r = m = N^(1/6), ε = 1/3 and s = 8·N^(1/2) the tree has at most N^(2/3) leaves and N^(1/6) children a node: depth
+at most 4, so at most 8L + 1 rounds and 8L + 2 layers. With N^ρ partners, ρ = 1/12, width is O(N^(1/2 + 4ρ)): ε' = 5/6.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from annattn.compiler import LowRank, Transformer, to_protocol
+from annattn.compiler.to_protocol import TransformerProtocol
+from annattn.mpc import with_partners
+from annattn.mpc.model import Words, word_reals
+from annattn.theorems.integers import integer_rows, integer_transformer
+from annattn.theorems.simulation import Promise, few_partners_width, simulate
+from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exponent, silent
+
+__all__ = ["row"]
+
+EPSILON, EPSILON_PRIME, MEMORY, RHO = 1 / 3, 5 / 6, 1 / 2, 1 / 12
+ROOM, DEPTH = 8, 4
+WIDTH_LIMIT = "12(k+1)⁴(48·N^(1/2)+518)·ln((k+1)N^(2/3))"
+BUILT = [w**6 for w in range(2, 13)]
+CASES = {"tiny": {64: 1}, "quick": {64: 12, 729: 1}, "full": {64: 60, 729: 6}}
+
+
+def low_rank(n: int, layers: int, seed: int) -> Transformer:
+    """A random L-layer low-rank transformer of one head with r = m = N^(1/6).
+
+    >>> low_rank(64, 2, seed=0).sizes.query_width
+    2
+    """
+    return integer_transformer(LowRank(), layers=layers, heads=1, width=_width(n), seed=seed)
+
+
+def as_protocol(transformer: Transformer, n: int) -> TransformerProtocol:
+    """The transformer as a protocol on machines of 8·N^(1/2) words.
+
+    >>> as_protocol(low_rank(64, 2, seed=0), 64).rounds
+    5
+    """
+    return to_protocol(transformer, n, int(ROOM * n**MEMORY), dim=_width(n))
+
+
+def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
+    """Theorem "ANNA simulates low-rank attention": low rank to protocol to ANNA, with its sizes.
+
+    >>> row("tiny").holds
+    True
+    """
+    trials, bounds = Trials(), []
+    for n, count in CASES[effort].items():
+        for seed in range(count):
+            layers = 1 + seed % 3
+            progress(f"N = {n:,}, L = {layers}, {seed + 1} of {count}")
+            direct = low_rank(n, layers, seed)
+            protocol = as_protocol(direct, n)
+            inputs = [protocol.encode(integer_rows(n, _width(n), seed))]
+            truth = _directly(direct)
+            for few in (None, _partners(n)):
+                model = simulate(trials, protocol, inputs, attention="anna", partners=few, truth=truth)
+                if few is None:
+                    at = f"N = {n:,}, L = {layers}"
+                    bounds.append(
+                        at_most("layers, any partners", model.sizes.layers, 2 * DEPTH * layers + 2, "8L + 2", at)
+                    )
+    promises = {}
+    for n in BUILT:
+        protocol, k, at = as_protocol(low_rank(n, 2, seed=0), n), _partners(n), f"N = {n:,}, L = 2"
+        free, promises[n] = Promise.of(protocol), Promise.of(with_partners(protocol, k))
+        hops = 2 * math.ceil(2 / 3 / RHO) - 1
+        width = few_partners_width(k, ROOM * n**MEMORY, digits=8, machines=n ** (2 / 3))
+        bounds += [
+            at_most("layers, any partners", free.layers, 4 * DEPTH + 2, "8L + 2", at),
+            at_most("layers, few partners", promises[n].layers, (4 * DEPTH + 1) * hops + 1, "(8L+1)(2·8−1)+1", at),
+            at_most("heads, few partners", promises[n].heads, 3 * n**RHO, "3·N^ρ ≤ 3·N^((ε'−ε)/4)", at),
+            at_most("value width, few partners", promises[n].lemma, width, WIDTH_LIMIT, at),
+        ]
+    widths = [promise.lemma / math.log(n) for n, promise in promises.items()]
+    heads = [promise.heads for promise in promises.values()]
+    return trials.verdict(
+        "ANNA simulates low-rank attention",
+        "random low-rank transformers of 1 to 3 layers, r = m = N^(1/6), to protocols with s = 8·N^(1/2), to "
+        "ANNA-transformers with any and with N^(1/12) partners",
+        sizes=list(CASES[effort]),
+        planned=BUILT,
+        bounds=bounds,
+        exponents=[
+            exponent("heads, few partners", BUILT, heads, (EPSILON_PRIME - EPSILON) / 4, "(ε'−ε)/4"),
+            exponent("value width/ln N, few partners", BUILT, widths, EPSILON_PRIME, "ε'"),
+        ],
+    )
+
+
+def _directly(transformer: Transformer) -> Callable[[Words], NDArray[np.float64]]:
+    return lambda words: transformer(torch.from_numpy(word_reals(words))).numpy()
+
+
+def _width(n: int) -> int:
+    return round(n ** (1 / 6))
+
+
+def _partners(n: int) -> int:
+    return max(2, round(n**RHO))

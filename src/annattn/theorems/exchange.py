@@ -1,0 +1,55 @@
+"""A protocol that uses all its limits allow: the thing to simulate when only the sizes of the simulation matter."""
+
+from math import gcd
+
+import numpy as np
+
+from annattn.mpc import Limits, Mail, Protocol
+from annattn.mpc.mixing import mixed
+from annattn.mpc.model import Numbers, Words
+from annattn.mpc.parts.stages import slots
+
+__all__ = ["Exchange"]
+
+
+class Exchange(Protocol):
+    """N words on N machines of s words; in every round a machine scrambles its words and sends them to others.
+
+    The h-th word of machine i goes to machine a·i + b mod N, with a coprime to N and b drawn from (seed, round, h).
+    Each machine receives one such word at most, so a machine with s words sends s and none receives more than s.
+    What is sent depends on all a machine holds, so a single message gone wrong changes the output.
+
+    >>> from annattn.mpc import run
+    >>> output, trace = run(Exchange(8, memory_words=3, rounds=2), range(8))
+    >>> len(output), trace.largest_load <= 3
+    (8, True)
+    """
+
+    def __init__(self, n: int, memory_words: int, rounds: int = 2, seed: int = 0) -> None:
+        self.n = self.input_records = n
+        self.input_width = 1
+        self.rounds, self.seed = rounds, seed
+        self.limits = Limits(n, memory_words, word_bits=32)
+
+    def step(self, round: int, mail: Mail) -> Mail:  # noqa: A002 - the model's word
+        """Scramble and send."""
+        total = np.zeros(self.n, np.uint64)
+        np.add.at(total, mail.dest, mail.words[:, 0])
+        words = mixed(mail.words[:, 0] + np.uint64(3) * total[mail.dest], self.seed + 31 * round)
+        place = slots(mail.dest)
+        dest = np.empty_like(mail.dest)
+        for h in range(int(place.max(initial=-1)) + 1):
+            at = place == h
+            dest[at] = self._receiver(round, h, mail.dest[at])
+        return Mail(dest, mail.dest, words >> np.uint64(32))
+
+    def _receiver(self, round_: int, h: int, machine: Numbers) -> Numbers:
+        drawn: Words = mixed(np.arange(2, dtype=np.uint64), (self.seed * 1009 + round_) * 1009 + h) >> np.uint64(33)
+        factor, shift = (int(number) % self.n for number in drawn)
+        while gcd(factor, self.n) != 1:
+            factor += 1
+        return (machine * (factor % self.n) + shift) % self.n
+
+    def sample(self, rng: np.random.Generator) -> Words:
+        """Random words of 32 bits."""
+        return rng.integers(0, 2**32, self.n, dtype=np.uint64)

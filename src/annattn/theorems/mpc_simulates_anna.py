@@ -1,0 +1,92 @@
+"""Theorem "MPC simulates ANNA": as for EMA, on O(N^(1+ε−ε'+3ρ)) machines for the ℓ = N^(3ρ) tables of Algorithm 1.
+
+Every machine holds the same hash functions: the shared random seeds. The theorem writes 3/c² for 3ρ, the best family's
+ρ; here ρ is the family's own, and ℓ, which has a factor log N more, is what `aa.plan` asks for.
+
+The paper spreads a token's ℓ records over a tree; here its home sends them itself, which needs s ≥ 2ℓH(m+5) words. That
+is within O(N^ε') as long as ε' > ε + 3ρ.
+"""
+
+import math
+
+from annattn.attention import plan
+from annattn.compiler import Anna, Transformer
+from annattn.lsh import Hasher, Hyperplane
+from annattn.theorems.integers import integer_transformer
+from annattn.theorems.mpc_simulates_ema import (
+    EPSILON,
+    EPSILON_PRIME,
+    HEADS,
+    ROUNDS,
+    as_protocol,
+    head_width,
+    run_both,
+)
+from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exponent, silent
+
+__all__ = ["row"]
+
+RADIUS, APPROXIMATION, ROOM = 0.1, 12.0, 96
+BUILT = [(2 * m) ** 4 for m in range(2, 13)]
+CASES = {"tiny": {256: 1}, "quick": {256: 4, 1296: 1}, "full": {256: 30, 1296: 8, 4096: 1}}
+
+
+def hasher(n: int, seed: int) -> Hasher:
+    """Hash functions for N tokens by the LSH guarantee.
+
+    >>> hasher(256, seed=0).tables
+    35
+    """
+    planned = plan(n, Hyperplane(head_width(n)), RADIUS, APPROXIMATION)
+    return planned.family.sample(tables=planned.tables, hashes=planned.hashes, seed=seed)
+
+
+def anna(n: int, layers: int, seed: int) -> Transformer:
+    """A random L-layer ANNA-transformer of two heads with mH = N^ε.
+
+    >>> anna(256, 2, seed=0).sizes.heads
+    2
+    """
+    attention = Anna(hasher(n, seed))
+    return integer_transformer(attention, layers=layers, heads=HEADS, width=head_width(n), seed=seed)
+
+
+def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
+    """Theorem "MPC simulates ANNA": rounds that do not grow, machines as N^(1+ε−ε'+3ρ), and Algorithm 1's numbers.
+
+    >>> row("tiny").holds
+    True
+    """
+    trials, bounds, notes, machines = Trials(), [], [], []
+    for n, count in CASES[effort].items():
+        for seed in range(count):
+            layers = 1 + seed % 2
+            progress(f"N = {n:,}, L = {layers}, {seed + 1} of {count}")
+            transformer = anna(n, layers, seed)
+            protocol = as_protocol(transformer, n, ROOM)
+            run_both(trials, transformer, protocol, seed)
+            limit = ROUNDS * layers / (EPSILON_PRIME - EPSILON)
+            bounds.append(at_most("rounds", protocol.rounds, limit, "12·L/(ε'−ε)", f"N = {n:,}, L = {layers}"))
+    for n in BUILT:
+        progress(f"building, N = {n:,}")
+        protocol, tables = as_protocol(anna(n, 2, seed=0), n, ROOM), hasher(n, seed=0).tables
+        machines.append(protocol.limits.machines)
+        at, limit = f"N = {n:,}", tables * n ** (1 + EPSILON - EPSILON_PRIME)
+        bounds.append(
+            at_most("rounds", protocol.rounds, 2 * ROUNDS / (EPSILON_PRIME - EPSILON), "12·L/(ε'−ε)", f"{at}, L = 2")
+        )
+        bounds.append(at_most("machines", machines[-1], limit, "ℓ·N^(1+ε−ε')", at))
+        notes.append(f"N = {n:,}: ℓ = {tables}, {machines[-1]:,} machines")
+    quality = Hyperplane(8).quality(RADIUS, APPROXIMATION)
+    per_log = [count / math.log(n) for count, n in zip(machines, BUILT, strict=True)]
+    limit = 1 + EPSILON - EPSILON_PRIME + 3 * quality
+    return trials.verdict(
+        "MPC simulates ANNA",
+        f"random transformers of 1 or 2 layers, {HEADS} heads, mH = N^{EPSILON:g}, c = {APPROXIMATION:g}, "
+        f"ρ = {quality:.3f}, to protocols with s = {ROOM}·N^{EPSILON_PRIME:g}",
+        sizes=list(CASES[effort]),
+        planned=BUILT,
+        bounds=bounds,
+        exponents=[exponent("machines/ln N", BUILT, per_log, limit, "1+ε−ε'+3ρ")],
+        notes=notes[:: len(notes) - 1],
+    )

@@ -1,0 +1,95 @@
+"""What rows about compiled protocols share: run the transformer against the protocol, and know its sizes at any N."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from annattn.compiler import CompiledProtocol, to_transformer, value_widths
+from annattn.compiler.identifiers import Identifiers
+from annattn.compiler.init import init_width
+from annattn.compiler.to_transformer import senders_a_head
+from annattn.mpc import Protocol, run
+from annattn.mpc.model import Words
+from annattn.theorems.verdict import Trials
+
+__all__ = ["Promise", "few_partners_width", "simulate"]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The sizes of a compiled protocol by formula, without building it: `lemma` and `practical` are value widths.
+
+    >>> from annattn.mpc.protocols import Sum
+    >>> Promise.of(Sum(n=9, memory_words=3))
+    Promise(layers=3, heads=3, queries=3, lemma=12816, practical=36, machines=3)
+    """
+
+    layers: int
+    heads: int
+    queries: int
+    lemma: int
+    practical: int
+    machines: int
+
+    @classmethod
+    def of(cls, protocol: Protocol) -> "Promise":
+        """For a protocol that is compiled as it is; pass what `with_partners` gives for the improved theorem."""
+        limits = protocol.limits
+        widths = value_widths(limits)
+        return cls(
+            layers=protocol.rounds + 1,
+            heads=senders_a_head(limits),
+            queries=Identifiers(limits.machines).width,
+            lemma=widths.lemma,
+            practical=widths.built,
+            machines=limits.machines,
+        )
+
+
+def few_partners_width(partners: int, memory_words: float, *, digits: float, machines: float) -> float:
+    """The lemma's 12·α⁴·ln q slots of Δ numbers, with all that `with_partners` may round up.
+
+    α = k + 1, q ≤ (k + 1)·P machines, Δ = 6 + 2·s' numbers for words of 64 bits and s' = 3s + 32·digits words.
+
+    >>> round(few_partners_width(2, 8, digits=8, machines=256))
+    3655660
+    """
+    message = 6 + 2 * (3 * memory_words + 32 * digits)
+    return (12 * (partners + 1) ** 4 * math.log((partners + 1) * machines) + 1) * message
+
+
+def simulate(
+    trials: Trials,
+    protocol: Protocol,
+    inputs: Sequence[Words],
+    *,
+    attention: Literal["ema", "anna"] = "ema",
+    mode: Literal["theorem", "practical"] = "practical",
+    partners: int | None = None,
+    truth: Callable[[Words], Any] | None = None,
+) -> CompiledProtocol:
+    """Compile, run on every input and compare with the truth, which is the protocol's own run unless given.
+
+    A size that is not as promised counts as a wrong answer.
+
+    >>> from annattn.mpc.protocols import Sum
+    >>> trials = Trials()
+    >>> model = simulate(trials, Sum(n=9, memory_words=3), [np.arange(9, dtype=np.uint64)])
+    >>> trials.equal, model.sizes.layers
+    (1, 3)
+    """
+    model = to_transformer(protocol, attention, partners, mode, example=inputs[0])
+    promise, sizes = Promise.of(model.protocol), model.sizes
+    width = promise.lemma if mode == "theorem" else promise.practical
+    as_promised = (sizes.layers, sizes.heads, sizes.query_width) == (
+        promise.layers,
+        promise.heads,
+        promise.queries,
+    ) and sizes.value_width == max(width, init_width(model.rows))
+    for words in inputs:
+        expected = run(protocol, words).output if truth is None else truth(words)
+        trials.add(as_promised and np.array_equal(model.run(words), expected))
+    return model

@@ -1,0 +1,203 @@
+"""Every row holds, and no row holds when the thing it builds is broken."""
+
+import importlib
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from annattn.compiler import Transformer
+from annattn.compiler.sparse_code import Decoded, SparseCode
+from annattn.compiler.to_protocol import TransformerProtocol
+from annattn.lsh import HashFamily
+from annattn.theorems import (
+    THEOREMS,
+    linear_memory,
+    match2,
+    mpc_simulates_anna,
+    mpc_simulates_ema,
+    simulation,
+    sum_and_reformer,
+)
+
+to_transformer = importlib.import_module("annattn.compiler.to_transformer")
+
+
+@pytest.mark.parametrize("name", THEOREMS)
+def test_every_row_holds_at_small_sizes_and_says_what_it_did(name):
+    told = []
+    row = THEOREMS[name]("tiny", told.append)
+    assert row.holds, [str(bound) for bound in row.broken]
+    assert row.inputs == row.equal > 0
+    assert all((row.bounds, row.exponents, row.sizes, told))
+    assert json.loads(json.dumps(row.to_dict(), allow_nan=False))["holds"] is True
+
+
+def fewer_tables(patch):
+    sample = HashFamily.sample
+    patch.setattr(HashFamily, "sample", lambda self, *, tables, **more: sample(self, tables=tables // 3, **more))
+
+
+def fewer_hashes(patch):
+    sample = HashFamily.sample
+    patch.setattr(HashFamily, "sample", lambda self, *, hashes, **more: sample(self, hashes=hashes // 3, **more))
+
+
+def keep_all_tables(patch):
+    patch.setattr(linear_memory, "one_table_at_a_time", linear_memory.all_tables)
+
+
+def forget_a_key(patch):
+    right = linear_memory.one_table_at_a_time
+    patch.setattr(
+        linear_memory,
+        "one_table_at_a_time",
+        lambda q, k, v, hasher: right(q, k, v * (np.arange(len(v)) > 0)[:, None], hasher),
+    )
+
+
+def lose_mail_between_machines(patch):
+    """A protocol made from a transformer loses one record in round 1."""
+    right = TransformerProtocol.step
+
+    def step(self, turn, mail):
+        sent = right(self, turn, mail)
+        return sent.take(np.arange(len(sent)) > 0) if turn == 1 else sent
+
+    patch.setattr(TransformerProtocol, "step", step)
+
+
+def lose_a_message_in_attention(patch):
+    """A compiled protocol's readers overlook one of the messages they decode in the first routing layer."""
+    right = SparseCode.decode
+
+    def decode(self, mean, *, layer, head):
+        found = right(self, mean, layer=layer, head=head)
+        keep = slice(1 if layer == 1 else 0, None)
+        return Decoded(found.reader[keep], found.sender[keep], found.body[keep])
+
+    patch.setattr(SparseCode, "decode", decode)
+
+
+def change_a_word_in_attention(patch):
+    """A compiled protocol's readers misread one word of the first message they decode in the first routing layer."""
+    right = SparseCode.decode
+
+    def decode(self, mean, *, layer, head):
+        found = right(self, mean, layer=layer, head=head)
+        if layer == 1 and len(found.body):
+            found.body[0, -1] ^= 1
+        return found
+
+    patch.setattr(SparseCode, "decode", decode)
+
+
+def one_head_too_many(patch):
+    right = to_transformer.senders_a_head
+    patch.setattr(to_transformer, "senders_a_head", lambda limits: right(limits) + 1)
+
+
+def twice_the_layers(patch):
+    """Every compiled protocol counts as twice as deep."""
+
+    def promise(cls, protocol):
+        made = right(cls, protocol)
+        return replace(made, layers=2 * made.layers)
+
+    right = simulation.Promise.of.__func__
+    patch.setattr(simulation.Promise, "of", classmethod(promise))
+
+
+def half_the_rounds_allowed(module):
+    def sabotage(patch):
+        patch.setattr(module, "ROUNDS", module.ROUNDS / 4)
+
+    return sabotage
+
+
+def a_machine_for_every_token(module):
+    """The paper's token machines taken literally."""
+
+    def sabotage(patch):
+        right = module.as_protocol
+
+        def literal(transformer, n, *room):
+            made = right(transformer, n, *room)
+            made.limits = replace(made.limits, machines=made.limits.machines + n)
+            return made
+
+        patch.setattr(module, "as_protocol", literal)
+
+    return sabotage
+
+
+def as_printed(patch):
+    patch.setattr(match2, "match2_transformer", lambda modulus, attention=None: match2.as_printed(modulus))
+
+
+def one_wrong_output(patch):
+    right = Transformer.__call__
+
+    def call(self, x):
+        out = right(self, x).clone()
+        out[-1] += 1
+        return out
+
+    patch.setattr(Transformer, "__call__", call)
+
+
+def a_token_that_looks_outside_its_chunk(patch):
+    right = sum_and_reformer.FixedReformer.__call__
+    patch.setattr(sum_and_reformer.FixedReformer, "__call__", lambda self, x: right(self, x) + x.mean(1, keepdim=True))
+
+
+def a_chunk_that_is_not_joined(patch):
+    right = sum_and_reformer.random_reformer
+
+    def fewer(*args, **kwargs):
+        made = right(*args, **kwargs)
+        return replace(made, chunks=made.chunks[:1] * len(made.chunks))
+
+    patch.setattr(sum_and_reformer, "random_reformer", fewer)
+
+
+COMPILED = [lose_a_message_in_attention, one_head_too_many, twice_the_layers]
+SABOTAGE = {
+    "lsh-guarantee": [fewer_tables, fewer_hashes],
+    "linear-memory": [keep_all_tables, forget_a_key],
+    "anna-simulates-mpc": [change_a_word_in_attention, *COMPILED[1:]],
+    "anna-simulates-mpc-improved": COMPILED,
+    "mpc-simulates-ema": [
+        lose_mail_between_machines,
+        half_the_rounds_allowed(mpc_simulates_ema),
+        a_machine_for_every_token(mpc_simulates_ema),
+    ],
+    "mpc-simulates-anna": [
+        lose_mail_between_machines,
+        half_the_rounds_allowed(mpc_simulates_anna),
+        a_machine_for_every_token(mpc_simulates_anna),
+    ],
+    "anna-simulates-low-rank": COMPILED,
+    "match2": [as_printed, one_wrong_output],
+    "induction-heads": COMPILED,
+    "k-hop": COMPILED,
+    "sum-and-reformer": [a_token_that_looks_outside_its_chunk, a_chunk_that_is_not_joined, one_wrong_output],
+}
+
+
+def test_every_row_is_sabotaged():
+    assert set(SABOTAGE) == set(THEOREMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "sabotage"),
+    [
+        pytest.param(name, broken, id=f"{name}-{number}")
+        for name in SABOTAGE
+        for number, broken in enumerate(SABOTAGE[name])
+    ],
+)
+def test_a_broken_construction_does_not_hold(name, sabotage, monkeypatch):
+    sabotage(monkeypatch)
+    assert not THEOREMS[name]("tiny").holds
