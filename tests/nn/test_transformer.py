@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ EVERY = pytest.mark.parametrize("kind", ATTENTIONS.values(), ids=ATTENTIONS)
 
 
 def model_of(*attention, **options) -> Transformer:
-    sizes = {"input_vocab": 11, "target_vocab": 3, "length": 20, "dim": 16, "heads": 2} | options
+    sizes: dict[str, Any] = {"input_vocab": 11, "target_vocab": 3, "length": 20, "dim": 16, "heads": 2} | options
     return Transformer(TransformerConfig(attention=attention, **sizes), seed=3)
 
 
@@ -79,7 +80,7 @@ def test_position_coded_values_written_out():
 def test_the_latest_match_dominates_with_position_coded_values():
     """Two matching keys with opposite values: the sign of what is read is the later one's."""
     model = model_of(ExactMatchConfig(), recency=(1.0,))
-    block = model.blocks[0]
+    block: Any = model.blocks[0]
     query = key = torch.ones(1, 1, 6, 4)
     value = torch.tensor([-1.0, -1.0, 1.0, -1.0, 1.0, 1.0])[None, None, :, None].expand(1, 1, 6, 4)
     grown = value * torch.exp2(torch.arange(6.0))[:, None]
@@ -133,7 +134,8 @@ def test_draws_differ_by_seed_and_by_layer_and_repeat():
     first = model.draw(1)(x)
     assert not torch.equal(model.draw(2)(x), first)
     assert torch.equal(model.draw(1)(x), first)
-    one, two = (block.attend for block in model.blocks)
+    blocks: Any = model.blocks
+    one, two = (block.attend for block in blocks)
     q, k, v = torch.randn(3, 1, 1, 20, 8, generator=torch.Generator().manual_seed(0))
     assert not torch.equal(one(q, k, v, False, None), two(q, k, v, False, None))
 
@@ -216,7 +218,7 @@ def test_rotary_layers_see_distances_only():
     ],
 )
 def test_impossible_configs_are_refused(options, what):
-    sizes = {"input_vocab": 11, "target_vocab": 3, "length": 20, "dim": 16, "heads": 2}
+    sizes: dict[str, Any] = {"input_vocab": 11, "target_vocab": 3, "length": 20, "dim": 16, "heads": 2}
     with pytest.raises(InputError, match=what):
         TransformerConfig(**(sizes | {"attention": (SoftmaxConfig(),)} | options))
 

@@ -1,6 +1,6 @@
 """The paper's two figures from measured errors: Match2 as lines over tables, induction heads as a heat map."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ __all__ = ["heat_map", "lines"]
 
 
 def lines(
-    path: Path, title: str, tables: Sequence[int], series: dict[str, Sequence[tuple[float, float]]], *, x_label: str
+    path: Path, title: str, tables: Sequence[int], series: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str
 ) -> Path:
     """Mean error against the number of tables, one line a series, with its spread as a band.
 

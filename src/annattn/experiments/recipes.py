@@ -73,7 +73,17 @@ def _induction_paper(beta: float) -> Recipe:
     return Recipe(
         task="induction_heads",
         task_options={"n": 100, "letters": 4},
-        model=TransformerConfig(task.input_vocab, task.target_vocab, length=100, dim=128, attention=attention),
+        # The paper does not say how positions enter; here they do as in direct training, so that only training differs.
+        model=TransformerConfig(
+            task.input_vocab,
+            task.target_vocab,
+            length=100,
+            dim=128,
+            attention=attention,
+            positions="none",
+            rotary=(True, False),
+            recency=(0.0, 0.5),
+        ),
         stages=(Stage(400_000, attention),),
     )
 

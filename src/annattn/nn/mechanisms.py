@@ -8,7 +8,7 @@ trained with one can run with another.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -61,7 +61,9 @@ ANGULAR: dict[str, Callable[[int], HashFamily]] = {
 
 @dataclass(frozen=True)
 class AttentionConfig(ABC):
-    """What one layer attends with."""
+    """What one layer attends with; `needs_causal` says that the mechanism has no form that sees the future."""
+
+    needs_causal: ClassVar[bool] = False
 
     @abstractmethod
     def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
@@ -70,11 +72,6 @@ class AttentionConfig(ABC):
         `seed` overrides the description's; layers with the same description draw different hash functions. `recency`
         is the rate of `position_coded` values.
         """
-
-    @property
-    def needs_causal(self) -> bool:
-        """Whether the mechanism has no form that sees the future."""
-        return False
 
 
 @dataclass(frozen=True)
@@ -147,7 +144,7 @@ class LatestMatchConfig(_Hashed):
     """
 
     gradient: Gradient = "linear"
-    needs_causal = True
+    needs_causal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -192,7 +189,7 @@ class SampledLatestConfig(_Hashed):
     """
 
     noise: float = 1.0
-    needs_causal = True
+    needs_causal: ClassVar[bool] = True
 
     def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
         """`sampled_latest_attention` with hash functions of the seed and the layer."""
@@ -254,7 +251,7 @@ class ExpectedLatestConfig(AttentionConfig):
 
     family: str = "hyperplane"
     hashes: int = 8
-    needs_causal = True
+    needs_causal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         angular(self.family, 2)
@@ -347,8 +344,7 @@ def _check_gradient(gradient: str) -> None:
 
 
 def _linear_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:
-    features = (torch.nn.functional.elu(x) + 1 for x in (q, k))
-    summed = low_rank_attention(
-        *features, torch.cat([v, torch.ones_like(v[..., :1])], dim=-1), is_causal=is_causal, key_mask=mask
-    )
+    query, key = (torch.nn.functional.elu(x) + 1 for x in (q, k))
+    values = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+    summed = low_rank_attention(query, key, values, is_causal=is_causal, key_mask=mask)
     return summed[..., :-1] / summed[..., -1:].clamp(min=1e-6)
