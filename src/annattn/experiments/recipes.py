@@ -115,7 +115,8 @@ def _induction_direct(*, latest: bool) -> Recipe:
             Stage(150, sampled, (0.0, 0.0), n=50),
             Stage(400, sampled, (0.0, 0.5), n=50),
             Stage(1450, last, (0.5, 0.8)),
-            Stage(1500, last, (0.8, 1.0)),
+            Stage(700, last, (0.8, 1.0)),
+            Stage(1100, last),
         ),
     )
 
