@@ -61,7 +61,7 @@ def _match2_direct() -> Recipe:
         stages=(
             Stage(800, (ExpectedCollisionConfig("hyperplane", 4),)),
             Stage(600, sampled(1), (0.0, 1.0)),
-            Stage(2000, sampled(2)),
+            Stage(3000, sampled(2)),
         ),
         rate=3e-3,
     )
@@ -115,8 +115,7 @@ def _induction_direct(*, latest: bool) -> Recipe:
             Stage(150, sampled, (0.0, 0.0), n=50),
             Stage(400, sampled, (0.0, 0.5), n=50),
             Stage(1450, last, (0.5, 0.8)),
-            Stage(700, last, (0.8, 1.0)),
-            Stage(1100, last),
+            Stage(500, last, (0.8, 0.8)),
         ),
     )
 
