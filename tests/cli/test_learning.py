@@ -54,7 +54,7 @@ def test_sweep_prints_a_table_and_json(run):
     assert "3 hashes" in shown.stdout
     printed = annattn("sweep", "here/model", *options, "--as-json", "--out", "grid.json", cwd=folder)
     cells = json.loads(printed.stdout)
-    assert [(cell["tables"], cell["hashes"]) for cell in cells] == [([1], 1), ([1], 3), ([2], 1), ([2], 3)]
+    assert [(cell["tables"], cell["hashes"]) for cell in cells] == [([1], [1]), ([1], [3]), ([2], [1]), ([2], [3])]
     assert all(0 <= cell["error"] <= 1 for cell in cells)
     assert json.loads((folder / "grid.json").read_text()) == cells
 

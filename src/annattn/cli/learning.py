@@ -87,7 +87,7 @@ def sweep(
     Args:
         checkpoint: a model that `annattn train` wrote; its task is known from its notes.
         tables: numbers of tables, with commas; "32:4" means 32 in the first layer and 4 in the second.
-        hashes: numbers of hashes a table.
+        hashes: numbers of hashes a table, written the same way.
         family: which hash functions.
         latest: use latest-match attention in the last layer.
         samples: held-out sequences.
@@ -99,12 +99,12 @@ def sweep(
     model = load_model(checkpoint)
     recipe = read_recipe(notes_of(checkpoint)["recipe"])
     layers = model.config.layers
-    rows = [_per_layer(text, layers) for text in tables.split(",")]
-    columns = [_count(text, "hashes") for text in hashes.split(",")]
+    rows = [_per_layer(text, layers, "tables") for text in tables.split(",")]
+    columns = [_per_layer(text, layers, "hashes") for text in hashes.split(",")]
 
-    def mechanisms(per_layer: tuple[int, ...], z: int) -> tuple[AttentionConfig, ...]:
+    def mechanisms(row: tuple[int, ...], column: tuple[int, ...]) -> tuple[AttentionConfig, ...]:
         kinds = [AnnaConfig] * (layers - 1) + [LatestMatchConfig if latest else AnnaConfig]
-        return tuple(kind(family, count, z) for kind, count in zip(kinds, per_layer, strict=True))
+        return tuple(kind(family, count, z) for kind, count, z in zip(kinds, row, column, strict=True))
 
     cells = [mechanisms(row, z) for row in rows for z in columns]
     with bar(Console(stderr=True)) as progress:
@@ -115,7 +115,7 @@ def sweep(
 
         errors = grid(model, recipe.make_task(), cells, samples=samples, draws=draws, seed=seed, report=report)
     found = [
-        {"tables": list(row), "hashes": z, "error": e.mean, "spread": e.spread}
+        {"tables": list(row), "hashes": list(z), "error": e.mean, "spread": e.spread}
         for (row, z), e in zip(((row, z) for row in rows for z in columns), errors, strict=True)
     ]
     if out is not None:
@@ -123,11 +123,10 @@ def sweep(
     if as_json:
         Console(highlight=False, soft_wrap=True).print_json(json.dumps(found))
         return
-    table = Table("tables", *(f"{z} hashes" if z > 1 else "1 hash" for z in columns))
+    table = Table("tables", *(f"{_written(z)} hash" + "es" * (set(z) != {1}) for z in columns))
     for at, row in enumerate(rows):
         part = errors[at * len(columns) : (at + 1) * len(columns)]
-        name = str(row[0]) if len(set(row)) == 1 else ":".join(map(str, row))
-        table.add_row(name, *(f"{e.mean:.4f} ± {e.spread:.4f}" for e in part))
+        table.add_row(_written(row), *(f"{e.mean:.4f} ± {e.spread:.4f}" for e in part))
     Console().print(table)
 
 
@@ -152,11 +151,15 @@ def bar(console: Console) -> Progress:
     )
 
 
-def _per_layer(text: str, layers: int) -> tuple[int, ...]:
-    counts = tuple(_count(part, "tables") for part in text.split(":"))
+def _per_layer(text: str, layers: int, what: str) -> tuple[int, ...]:
+    counts = tuple(_count(part, what) for part in text.split(":"))
     if len(counts) not in (1, layers):
-        raise InputError("tables", given=repr(text), expected=f"one number, or {layers} with colons, one a layer")
+        raise InputError(what, given=repr(text), expected=f"one number, or {layers} with colons, one a layer")
     return counts * layers if len(counts) == 1 else counts
+
+
+def _written(counts: tuple[int, ...]) -> str:
+    return str(counts[0]) if len(set(counts)) == 1 else ":".join(map(str, counts))
 
 
 def _count(text: str, what: str) -> int:
