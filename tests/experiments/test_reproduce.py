@@ -1,0 +1,44 @@
+"""Every experiment from nothing to numbers and pictures, with hardly any steps."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from annattn.experiments.reproduce import EXPERIMENTS, PROFILES, Finding, Profile, Workshop
+
+HARDLY = Profile({"match2_paper": 0.0001, "induction_paper": 0.000005}, 0.001, 2, 8, 2, first=(32, 96), second=(4, 32))
+FIGURES = {
+    "match2_paper": ["match2_paper.svg"],
+    "induction_heads": ["induction_direct.svg", "induction_latest.svg", "induction_paper.svg"],
+}
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "recall"])
+def test_an_experiment_writes_what_it_found(name, tmp_path):
+    said = []
+    findings = EXPERIMENTS[name](Workshop(tmp_path, HARDLY, say=said.append))
+    assert findings
+    assert said
+    assert all(0 <= one.measured <= 4 for one in findings)
+    written = json.loads((tmp_path / f"{name}.json").read_text())
+    assert [one["measured"] for one in written["findings"]] == [one.measured for one in findings]
+    assert sorted(path.name for path in tmp_path.glob("*.svg")) == FIGURES.get(name, [])
+    for figure in tmp_path.glob("*.svg"):
+        assert ElementTree.parse(figure).getroot().tag.endswith("svg")
+
+
+def test_what_was_asked_decides():
+    assert Finding("error", 0.05, at_most=0.05).holds
+    assert not Finding("error", 0.051, at_most=0.05).holds
+    assert Finding("error", 0.9).holds
+
+
+def test_the_profiles_are_these():
+    assert set(PROFILES) == {"quick", "full"}
+    full = PROFILES["full"]
+    assert full.seeds == 10
+    assert full.draws == 10
+    assert (full.first, full.second) == (tuple(range(32, 97, 8)), tuple(range(4, 33, 4)))
+    assert not full.share
+    assert full.others == 1
