@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from annattn.compiler import ExactMatch, Transformer, to_transformer, value_widths
+from annattn.compiler import ExactMatch, Transformer, to_protocol, to_transformer, value_widths
 from annattn.compiler.identifiers import Identifiers, separating_hasher
 from annattn.errors import CollisionError, CompileError, InputError, OutboxError, WordError
 from annattn.mpc import Limits, PerMachine, run, with_partners
@@ -229,3 +229,13 @@ def test_a_protocol_that_refuses_random_words_asks_for_an_example():
 def test_unknown_options_are_refused(option, value):
     with pytest.raises(InputError, match=option):
         to_transformer(Sum(4, 2), **{option: value})
+
+
+def test_what_is_neither_is_named():
+    with pytest.raises(InputError, match="protocol: got int"):
+        to_transformer(5)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="transformer: got Linear"):
+        to_protocol(torch.nn.Linear(2, 2), 3, 60, dim=2)  # type: ignore[arg-type]
+    model = to_transformer(Sum(9, 4))
+    with pytest.raises(InputError, match="n: got 2.5"):
+        to_protocol(model, 2.5, 1000)  # type: ignore[arg-type]

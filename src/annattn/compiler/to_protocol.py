@@ -46,7 +46,14 @@ def to_protocol(
     >>> run(protocol, protocol.encode([[7, 1], [8, 5], [7, 2]])).output.ravel()
     array([1.5, 5. , 1.5])
     """
-    if n < 1:
+    if not isinstance(transformer, Transformer):
+        raise InputError(
+            "transformer",
+            given=type(transformer).__name__,
+            expected="an annattn.compiler.Transformer",
+            hint="describe its layers by Layer and Head; an nn.Transformer is another thing",
+        )
+    if not isinstance(n, int | np.integer) or n < 1:
         raise InputError("n", given=n, expected="an integer of at least 1")
     dim = getattr(transformer, "dim", None) if dim is None else dim
     if dim is None and example is not None:

@@ -105,6 +105,8 @@ def to_transformer(
     >>> print(model.sizes)
     3 layers, 3 heads, queries and keys 3 wide, values 36 wide with at most 12 nonzeros
     """
+    if not isinstance(protocol, Protocol):
+        raise InputError("protocol", given=type(protocol).__name__, expected="an annattn.mpc.Protocol")
     _check_options(attention, mode, outputs_each)
     if outputs_each is not None and protocol.rounds == 0:
         raise CompileError("protocol", given="no rounds", expected="at least one to read outputs in")
