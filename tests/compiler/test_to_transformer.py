@@ -237,5 +237,5 @@ def test_what_is_neither_is_named():
     with pytest.raises(InputError, match="transformer: got Linear"):
         to_protocol(torch.nn.Linear(2, 2), 3, 60, dim=2)  # type: ignore[arg-type]
     model = to_transformer(Sum(9, 4))
-    with pytest.raises(InputError, match="n: got 2.5"):
+    with pytest.raises(InputError, match=r"n: got 2\.5"):
         to_protocol(model, 2.5, 1000)  # type: ignore[arg-type]
