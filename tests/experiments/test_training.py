@@ -48,7 +48,8 @@ def test_an_interrupted_run_ends_with_the_same_bits(recipe, stop, tmp_path):
 def test_a_killed_process_is_continued(tmp_path):
     """SIGKILL in the middle, at whatever step that is; what is on disk is a whole state."""
     program = (
-        "import sys; from tests.experiments.test_training import TINY; from dataclasses import replace\n"
+        f"import sys, torch; torch.set_num_threads({torch.get_num_threads()})\n"
+        "from tests.experiments.test_training import TINY\n"
         "from annattn.experiments import train\n"
         "train(TINY.shortened(10), seed=3, folder=sys.argv[1], save_every=1)"
     )

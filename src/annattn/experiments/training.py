@@ -43,6 +43,8 @@ def train(
 ) -> Transformer:
     """Run the recipe and return the model with the mechanisms it is meant to run with.
 
+    Bits repeat on one machine with one number of torch threads: torch adds up in another order with another.
+
     Args:
         recipe: what to do.
         seed: decides the weights at the start, the data and the hash functions of every step.
