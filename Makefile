@@ -12,7 +12,7 @@ help:
 	@echo "make test    all tests, in parallel"
 	@echo "make lint    ruff, pyright and import-linter"
 	@echo "make bench   verify and time everything against its peers (about ten minutes)"
-	@echo "make reproduce  the experiments from nothing, in a quarter of an hour (PROFILE=full: the paper's step counts)"
+	@echo "make reproduce  the experiments from nothing, short (PROFILE=full: the paper's step counts)"
 	@echo "make format  rewrite the sources in the project's style"
 	@echo "make clean   remove .venv and caches"
 

@@ -1,6 +1,5 @@
 """`annattn train` and `annattn sweep`: run a recipe, and measure a checkpoint over tables and hashes."""
 
-import difflib
 import json
 from pathlib import Path
 from typing import Literal
@@ -9,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from annattn.cli.names import known
 from annattn.errors import InputError
 from annattn.experiments import RECIPES, Error, Recipe, grid, read_recipe, train
 from annattn.experiments import Progress as Step
@@ -16,7 +16,7 @@ from annattn.experiments.checkpoints import notes_of
 from annattn.nn import AnnaConfig, AttentionConfig, LatestMatchConfig, load_model
 from annattn.nn.checkpoint import write_json
 
-__all__ = ["bar", "recipe_named", "sweep", "train_recipe", "watched"]
+__all__ = ["bar", "sweep", "train_recipe", "watched"]
 
 
 def train_recipe(
@@ -38,7 +38,7 @@ def train_recipe(
         share: run this share of the recipe's steps.
         save_every: steps between two writings of the state.
     """
-    recipe = recipe_named(name)
+    recipe = RECIPES[known("recipe", name, RECIPES)]
     if share != 1.0:
         recipe = recipe.shortened(share)
     place = folder or Path("runs") / f"{name}-{seed}"
@@ -128,19 +128,6 @@ def sweep(
         part = errors[at * len(columns) : (at + 1) * len(columns)]
         table.add_row(_written(row), *(f"{e.mean:.4f} ± {e.spread:.4f}" for e in part))
     Console().print(table)
-
-
-def recipe_named(name: str) -> Recipe:
-    """The recipe of this name, or an error that suggests the nearest.
-
-    >>> recipe_named("match2_paper").task
-    'match2'
-    """
-    if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, 1, 0.4)
-        hint = f"did you mean {near[0]}?" if near else ""
-        raise InputError("recipe", given=repr(name), expected=f"one of {', '.join(RECIPES)}", hint=hint)
-    return RECIPES[name]
 
 
 def bar(console: Console) -> Progress:

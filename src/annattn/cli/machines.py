@@ -1,6 +1,5 @@
 """`annattn mpc`: list the protocols, or run one and check its answer."""
 
-import difflib
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from annattn.cli.names import known
 from annattn.errors import InputError
 from annattn.mpc import Trace, with_partners
 from annattn.mpc import run as run_protocol
@@ -84,10 +84,7 @@ def run(
         seed: decides the input.
         parameters: further parameters of the protocol, such as --k or --tables: see `annattn mpc list`.
     """
-    if protocol not in PROTOCOLS:
-        near = difflib.get_close_matches(protocol, PROTOCOLS, 1, 0.4)
-        hint = f"did you mean {near[0]}?" if near else "see annattn mpc list"
-        raise InputError("protocol", given=repr(protocol), expected=f"one of {', '.join(PROTOCOLS)}", hint=hint)
+    known("protocol", protocol, PROTOCOLS, "see annattn mpc list")
     if seed < 0:
         raise InputError("seed", given=seed, expected="an integer of at least 0")
     kind = PROTOCOLS[protocol]

@@ -1,6 +1,5 @@
 """`annattn reproduce`: train from nothing, measure, and write tables and figures."""
 
-import difflib
 import json
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from annattn.cli.learning import watched
-from annattn.errors import InputError
+from annattn.cli.names import known
 from annattn.experiments.recipe import Recipe
 from annattn.experiments.reproduce import EXPERIMENTS, PROFILES, Finding, Workshop
 
@@ -28,15 +27,12 @@ def reproduce(
 
     Args:
         names: which experiments; all of them unless given.
-        profile: quick for a quarter of an hour on two cores, full for the paper's numbers of steps and its whole grid.
+        profile: quick for short runs, full for the paper's numbers of steps and its whole grid.
         folder: where runs, numbers (JSON) and figures (SVG) go; each profile has a folder in it.
         as_json: print the findings as JSON.
     """
     for name in names:
-        if name not in EXPERIMENTS:
-            near = difflib.get_close_matches(name, EXPERIMENTS, 1, 0.4)
-            hint = f"did you mean {near[0]}?" if near else ""
-            raise InputError("experiment", given=repr(name), expected=f"one of {', '.join(EXPERIMENTS)}", hint=hint)
+        known("experiment", name, EXPERIMENTS)
     console = Console(stderr=True, highlight=False)
 
     def run(recipe: Recipe, name: str, seed: int, place: Path) -> None:

@@ -1,6 +1,5 @@
 """`annattn theorems`: build what the paper's theorems promise, measure it, and print the table."""
 
-import difflib
 import json as json_format
 import sys
 from collections.abc import Sequence
@@ -10,7 +9,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from annattn.errors import AnnattnError, InputError
+from annattn.cli.names import known
+from annattn.errors import AnnattnError
 from annattn.theorems import THEOREMS, Bound, Effort, Verdict
 
 __all__ = ["theorems"]
@@ -28,7 +28,7 @@ def theorems(*names: str, quick: bool = False, json: bool = False) -> None:
         quick: smaller sizes.
         json: print the rows as JSON, every single bound included.
     """
-    chosen = [_named(name) for name in names] or list(THEOREMS)
+    chosen = [known("theorem", name, THEOREMS) for name in names] or list(THEOREMS)
     rows = _verdicts(chosen, "quick" if quick else "full")
     holds = all(row.holds for row in rows.values())
     if json:
@@ -45,14 +45,6 @@ def theorems(*names: str, quick: bool = False, json: bool = False) -> None:
         console.print(f"[bold]{', '.join(failed)} DO NOT HOLD[/bold]" if failed else "every row holds")
     if not holds:
         raise SystemExit(1)
-
-
-def _named(name: str) -> str:
-    if name in THEOREMS:
-        return name
-    near = difflib.get_close_matches(name.lower().replace("_", "-"), THEOREMS, 1, 0.4)
-    hint = f"did you mean {near[0]}?" if near else ""
-    raise InputError("theorem", given=repr(name), expected=f"one of {', '.join(THEOREMS)}", hint=hint)
 
 
 def _verdicts(names: Sequence[str], effort: Effort) -> dict[str, Verdict]:

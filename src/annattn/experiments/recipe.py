@@ -47,7 +47,6 @@ class Recipe:
     - stages: run one after the other, with fresh hash functions in every step.
     - rate: largest learning rate, after `warmup` steps; from there to a twentieth of it on a cosine.
     - dataset: None draws fresh data in every step; a number draws so many sequences once, as in the paper's Match2.
-    - farthest: if given, the first token's position is random in each step and the last one's below this number.
 
     >>> from annattn.experiments import RECIPES
     >>> RECIPES["match2_paper"].steps
@@ -64,7 +63,6 @@ class Recipe:
     decay: bool = True
     clip: float | None = 1.0
     dataset: int | None = None
-    farthest: int | None = None
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:

@@ -1,5 +1,7 @@
 """The runs behind the figures, by name."""
 
+from typing import Any
+
 from annattn.experiments.recipe import Recipe, Stage
 from annattn.nn import (
     AnnaConfig,
@@ -12,26 +14,29 @@ from annattn.nn import (
     SoftmaxConfig,
     TransformerConfig,
 )
-from annattn.tasks import AssociativeRecall, InductionHeads, Match2
+from annattn.tasks import AssociativeRecall, InductionHeads, Match2, Task
 
 __all__ = ["RECIPES"]
 
 
+_MATCH2: dict[str, Any] = {"n": 32, "modulus": 37}
+_INDUCTION: dict[str, Any] = {"n": 100, "letters": 4}
+# The paper does not say how positions enter. Here they do alike in both ways of training, so that only those differ.
+_LATEST_AFTER_PREVIOUS: dict[str, Any] = {"positions": "none", "rotary": (True, False), "recency": (0.0, 0.5)}
+
+
+def _model(task: Task, attention: tuple[AttentionConfig, ...], **options: Any) -> TransformerConfig:
+    """A model of the task's vocabularies and length."""
+    sizes = {"length": task.n, "dim": 64} | options
+    return TransformerConfig(task.input_vocab, task.target_vocab, attention=attention, **sizes)
+
+
 def _match2_paper(beta: float) -> Recipe:
-    task = Match2(n=32, modulus=37)
     attention = (SoftmaxConfig(beta=beta),)
     return Recipe(
         task="match2",
-        task_options={"n": 32, "modulus": 37},
-        model=TransformerConfig(
-            task.input_vocab,
-            task.target_vocab,
-            length=32,
-            dim=64,
-            attention=attention,
-            is_causal=False,
-            positions="none",
-        ),
+        task_options=_MATCH2,
+        model=_model(Match2(**_MATCH2), attention, is_causal=False, positions="none"),
         stages=(Stage(20_000, attention),),
         rate=1e-3,
         dataset=10_000,
@@ -39,7 +44,6 @@ def _match2_paper(beta: float) -> Recipe:
 
 
 def _match2_direct() -> Recipe:
-    task = Match2(n=32, modulus=37)
     tables = 4
 
     def sampled(hashes: int) -> tuple[AttentionConfig, ...]:
@@ -47,16 +51,8 @@ def _match2_direct() -> Recipe:
 
     return Recipe(
         task="match2",
-        task_options={"n": 32, "modulus": 37},
-        model=TransformerConfig(
-            task.input_vocab,
-            task.target_vocab,
-            length=32,
-            dim=64,
-            attention=(AnnaConfig("cross_polytope", tables, 2),),
-            is_causal=False,
-            positions="none",
-        ),
+        task_options=_MATCH2,
+        model=_model(Match2(**_MATCH2), (AnnaConfig("cross_polytope", tables, 2),), is_causal=False, positions="none"),
         # Wide collision probabilities first, whose gradient reaches pairs at right angles; then few and sharp tables.
         stages=(
             Stage(800, (ExpectedCollisionConfig("hyperplane", 4),)),
@@ -68,28 +64,16 @@ def _match2_direct() -> Recipe:
 
 
 def _induction_paper(beta: float) -> Recipe:
-    task = InductionHeads(n=100, letters=4)
     attention = (SoftmaxConfig(beta=beta),) * 2
     return Recipe(
         task="induction_heads",
-        task_options={"n": 100, "letters": 4},
-        # The paper does not say how positions enter; here they do as in direct training, so that only training differs.
-        model=TransformerConfig(
-            task.input_vocab,
-            task.target_vocab,
-            length=100,
-            dim=128,
-            attention=attention,
-            positions="none",
-            rotary=(True, False),
-            recency=(0.0, 0.5),
-        ),
+        task_options=_INDUCTION,
+        model=_model(InductionHeads(**_INDUCTION), attention, dim=128, **_LATEST_AFTER_PREVIOUS),
         stages=(Stage(400_000, attention),),
     )
 
 
 def _induction_direct(*, latest: bool) -> Recipe:
-    task = InductionHeads(n=100, letters=4)
     sizes = ((32, 6), (4, 8))  # tables and hashes of the two layers
     sampled = tuple(SampledCollisionConfig("hyperplane", *size) for size in sizes)
     hashed = tuple(AnnaConfig("hyperplane", *size) for size in sizes)
@@ -99,17 +83,8 @@ def _induction_direct(*, latest: bool) -> Recipe:
         hashed = (hashed[0], LatestMatchConfig("hyperplane", *sizes[1]))
     return Recipe(
         task="induction_heads",
-        task_options={"n": 100, "letters": 4},
-        model=TransformerConfig(
-            task.input_vocab,
-            task.target_vocab,
-            length=100,
-            dim=64,
-            attention=hashed,
-            positions="none",
-            rotary=(True, False),
-            recency=(0.0, 0.5),
-        ),
+        task_options=_INDUCTION,
+        model=_model(InductionHeads(**_INDUCTION), hashed, **_LATEST_AFTER_PREVIOUS),
         # Short words and averages first; then noise, which makes near-certain collisions pay.
         stages=(
             Stage(150, sampled, (0.0, 0.0), n=50),
@@ -121,20 +96,12 @@ def _induction_direct(*, latest: bool) -> Recipe:
 
 
 def _recall(stages: tuple[Stage, ...], attention: tuple[AttentionConfig, ...]) -> Recipe:
-    options = {"n": 256, "pairs": 64, "keys": 4096, "values": 64}
-    task = AssociativeRecall(**options)
+    options: dict[str, Any] = {"n": 256, "pairs": 64, "keys": 4096, "values": 64}
+    model = _model(AssociativeRecall(**options), attention, length=16_384, positions="none", rotary=(True, False))
     return Recipe(
         task="associative_recall",
         task_options=options,
-        model=TransformerConfig(
-            task.input_vocab,
-            task.target_vocab,
-            length=16_384,
-            dim=64,
-            attention=attention,
-            positions="none",
-            rotary=(True, False),
-        ),
+        model=model,
         stages=stages,
         batch=16,
         rate=2e-3,

@@ -31,7 +31,6 @@ class Finding:
     what: str
     measured: float
     at_most: float | None = None
-    note: str = ""
 
     @property
     def holds(self) -> bool:
@@ -94,7 +93,7 @@ class Workshop:
 
     def write(self, name: str, findings: list[Finding], data: Any) -> list[Finding]:
         """Keep the numbers, with the machine and the versions that gave them."""
-        made = [{"what": f.what, "measured": f.measured, "at_most": f.at_most, "note": f.note} for f in findings]
+        made = [{"what": f.what, "measured": f.measured, "at_most": f.at_most} for f in findings]
         machine = {"processor": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json({"findings": made, "machine": machine, "data": data}, self.folder / f"{name}.json")

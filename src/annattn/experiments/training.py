@@ -96,12 +96,11 @@ class _Run:
         rng = np.random.default_rng([self.seed, step, 1])
         batch = self._batch(rng)
         inputs, targets, mask = (torch.from_numpy(x) for x in (batch.inputs, batch.targets, batch.mask))
-        first = 0 if recipe.farthest is None else int(rng.integers(recipe.farthest - inputs.shape[1] + 1))
         for group in self.optimiser.param_groups:
             group["lr"] = self._rate()
         drawn = int(rng.integers(2**31))
         model = self.model.with_attention(*recipe.attention_at(step)).draw(drawn)
-        logits = model(inputs, first_position=first)[mask]
+        logits = model(inputs)[mask]
         loss = torch.nn.functional.cross_entropy(logits, targets[mask])
         if not loss.isfinite():
             raise InputError(

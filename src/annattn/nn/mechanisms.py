@@ -65,13 +65,20 @@ class AttentionConfig(ABC):
 
     needs_causal: ClassVar[bool] = False
 
-    @abstractmethod
     def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
         """The mechanism as a function (query, key, value, is_causal, key_mask).
 
         `seed` overrides the description's; layers with the same description draw different hash functions. `recency`
         is the rate of `position_coded` values.
         """
+        attend = self._attend(head_dim, layer, seed)
+        if not recency:
+            return attend
+        return lambda q, k, v, is_causal, mask: position_coded(lambda u: attend(q, k, u, is_causal, mask), v, recency)
+
+    @abstractmethod
+    def _attend(self, head_dim: int, layer: int, seed: int | None) -> Attend:
+        """The same with values as they are."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +91,9 @@ class SoftmaxConfig(AttentionConfig):
 
     beta: float = 1.0
 
-    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
-        """`softmax_attention`."""
-        return _coded(
-            recency,
-            lambda q, k, v, is_causal, mask: softmax_attention(
-                q.to(v.dtype), k.to(v.dtype), v, beta=self.beta, is_causal=is_causal, key_mask=mask
-            ),
+    def _attend(self, head_dim: int, layer: int, seed: int | None) -> Attend:
+        return lambda q, k, v, is_causal, mask: softmax_attention(
+            q.to(v.dtype), k.to(v.dtype), v, beta=self.beta, is_causal=is_causal, key_mask=mask
         )
 
 
@@ -111,51 +114,44 @@ class _Hashed(AttentionConfig):
 
 
 @dataclass(frozen=True)
-class AnnaConfig(_Hashed):
+class _Trainable(_Hashed):
+    gradient: Gradient = "linear"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gradient not in GRADIENTS:
+            raise InputError("gradient", given=repr(self.gradient), expected=f"one of {GRADIENTS}")
+
+
+@dataclass(frozen=True)
+class AnnaConfig(_Trainable):
     """`anna_attention` with ℓ = `tables` and z = `hashes`.
 
     >>> AnnaConfig(tables=32, hashes=4).family
     'hyperplane'
     """
 
-    gradient: Gradient = "linear"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_gradient(self.gradient)
-
-    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
-        """`anna_attention` with hash functions of the seed and the layer."""
+    def _attend(self, head_dim: int, layer: int, seed: int | None) -> Attend:
         hasher, gradient = self._hasher(head_dim, layer, seed), self.gradient
-        return _coded(
-            recency,
-            lambda q, k, v, is_causal, mask: anna_attention(
-                q, k, v, hasher, is_causal=is_causal, key_mask=mask, gradient=gradient
-            ),
+        return lambda q, k, v, is_causal, mask: anna_attention(
+            q, k, v, hasher, is_causal=is_causal, key_mask=mask, gradient=gradient
         )
 
 
 @dataclass(frozen=True)
-class LatestMatchConfig(_Hashed):
+class LatestMatchConfig(_Trainable):
     """`latest_match_attention`: beyond the paper, causal, each bucket keeps its newest value.
 
     >>> LatestMatchConfig().needs_causal
     True
     """
 
-    gradient: Gradient = "linear"
     needs_causal: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_gradient(self.gradient)
-
-    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
-        """`latest_match_attention` with hash functions of the seed and the layer."""
+    def _attend(self, head_dim: int, layer: int, seed: int | None) -> Attend:
         hasher, gradient = self._hasher(head_dim, layer, seed), self.gradient
-        return _coded(
-            recency,
-            lambda q, k, v, is_causal, mask: latest_match_attention(q, k, v, hasher, key_mask=mask, gradient=gradient),
+        return lambda q, k, v, is_causal, mask: latest_match_attention(
+            q, k, v, hasher, key_mask=mask, gradient=gradient
         )
 
 
@@ -169,14 +165,10 @@ class SampledCollisionConfig(_Hashed):
 
     noise: float = 1.0
 
-    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
-        """`sampled_collision_attention` with hash functions of the seed and the layer."""
+    def _attend(self, head_dim: int, layer: int, seed: int | None) -> Attend:
         hasher, noise = self._hasher(head_dim, layer, seed), self.noise
-        return _coded(
-            recency,
-            lambda q, k, v, is_causal, mask: sampled_collision_attention(
-                q, k, v, hasher, noise=noise, is_causal=is_causal, key_mask=mask
-            ),
+        return lambda q, k, v, is_causal, mask: sampled_collision_attention(
+            q, k, v, hasher, noise=noise, is_causal=is_causal, key_mask=mask
         )
 
 
@@ -191,13 +183,9 @@ class SampledLatestConfig(_Hashed):
     noise: float = 1.0
     needs_causal: ClassVar[bool] = True
 
-    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
-        """`sampled_latest_attention` with hash functions of the seed and the layer."""
+    def _attend(self, head_dim: int, layer: int, seed: int | None) -> Attend:
         hasher, noise = self._hasher(head_dim, layer, seed), self.noise
-        return _coded(
-            recency,
-            lambda q, k, v, is_causal, mask: sampled_latest_attention(q, k, v, hasher, noise=noise, key_mask=mask),
-        )
+        return lambda q, k, v, is_causal, mask: sampled_latest_attention(q, k, v, hasher, noise=noise, key_mask=mask)
 
 
 @dataclass(frozen=True)
@@ -208,12 +196,8 @@ class ExactMatchConfig(AttentionConfig):
     ExactMatchConfig()
     """
 
-    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
-        """`exact_match_attention`."""
-        return _coded(
-            recency,
-            lambda q, k, v, is_causal, mask: exact_match_attention(q, k, v, is_causal=is_causal, key_mask=mask),
-        )
+    def _attend(self, head_dim: int, layer: int, seed: int | None) -> Attend:
+        return lambda q, k, v, is_causal, mask: exact_match_attention(q, k, v, is_causal=is_causal, key_mask=mask)
 
 
 @dataclass(frozen=True)
@@ -230,14 +214,10 @@ class ExpectedCollisionConfig(AttentionConfig):
     def __post_init__(self) -> None:
         angular(self.family, 2)
 
-    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
-        """`expected_collision_attention`."""
+    def _attend(self, head_dim: int, layer: int, seed: int | None) -> Attend:
         family = angular(self.family, head_dim)
-        return _coded(
-            recency,
-            lambda q, k, v, is_causal, mask: expected_collision_attention(
-                q, k, v, family=family, hashes=self.hashes, is_causal=is_causal, key_mask=mask
-            ),
+        return lambda q, k, v, is_causal, mask: expected_collision_attention(
+            q, k, v, family=family, hashes=self.hashes, is_causal=is_causal, key_mask=mask
         )
 
 
@@ -256,14 +236,10 @@ class ExpectedLatestConfig(AttentionConfig):
     def __post_init__(self) -> None:
         angular(self.family, 2)
 
-    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
-        """`expected_latest_attention`."""
+    def _attend(self, head_dim: int, layer: int, seed: int | None) -> Attend:
         family = angular(self.family, head_dim)
-        return _coded(
-            recency,
-            lambda q, k, v, is_causal, mask: expected_latest_attention(
-                q, k, v, family=family, hashes=self.hashes, key_mask=mask
-            ),
+        return lambda q, k, v, is_causal, mask: expected_latest_attention(
+            q, k, v, family=family, hashes=self.hashes, key_mask=mask
         )
 
 
@@ -275,9 +251,8 @@ class LowRankConfig(AttentionConfig):
     LowRankConfig()
     """
 
-    def bind(self, head_dim: int, layer: int, seed: int | None = None, recency: float = 0.0) -> Attend:
-        """`low_rank_attention`, its weights made to sum to one."""
-        return _coded(recency, _linear_attention)
+    def _attend(self, head_dim: int, layer: int, seed: int | None) -> Attend:
+        return _linear_attention
 
 
 ATTENTIONS: dict[str, type[AttentionConfig]] = {
@@ -329,18 +304,6 @@ def angular(name: str, dim: int) -> HashFamily:
     if name not in ANGULAR:
         raise InputError("family", given=repr(name), expected=f"one of {', '.join(ANGULAR)}")
     return ANGULAR[name](dim)
-
-
-def _coded(rate: float, attend: Attend) -> Attend:
-    """The same with position-coded values, if there is a rate."""
-    if not rate:
-        return attend
-    return lambda q, k, v, is_causal, mask: position_coded(lambda u: attend(q, k, u, is_causal, mask), v, rate)
-
-
-def _check_gradient(gradient: str) -> None:
-    if gradient not in GRADIENTS:
-        raise InputError("gradient", given=repr(gradient), expected=f"one of {GRADIENTS}")
 
 
 def _linear_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:

@@ -43,7 +43,6 @@ class TransformerConfig:
     positions: Literal["learned", "waves", "none"] = "learned"
     rotary: tuple[bool, ...] = ()
     recency: tuple[float, ...] = ()
-    mlp_width: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("input_vocab", "target_vocab", "length", "dim", "heads"):
@@ -179,7 +178,7 @@ class _Block(nn.Module):
 
     def __init__(self, config: TransformerConfig, layer: int) -> None:
         super().__init__()
-        width = config.mlp_width or 4 * config.dim
+        width = 4 * config.dim
         self.config, self.layer = config, layer
         self.attention_norm = nn.LayerNorm(config.dim)
         self.query_key_value = nn.Linear(config.dim, 3 * config.dim)
