@@ -27,7 +27,7 @@ _LATEST_AFTER_PREVIOUS: dict[str, Any] = {"positions": "none", "rotary": (True, 
 
 def _model(task: Task, attention: tuple[AttentionConfig, ...], **options: Any) -> TransformerConfig:
     """A model of the task's vocabularies and length."""
-    sizes = {"length": task.n, "dim": 64} | options
+    sizes: dict[str, Any] = {"length": task.n, "dim": 64} | options
     return TransformerConfig(task.input_vocab, task.target_vocab, attention=attention, **sizes)
 
 
