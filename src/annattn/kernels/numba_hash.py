@@ -31,7 +31,8 @@ __all__ = ["hyperplane_codes", "padded_columns"]
 _UNIT = 2.0**-24
 _SLACK = 1.01
 
-ROWS = 4  # rows of a panel
+ROWS = 6  # rows of a panel; with two vectors of columns it fills the 16 registers of a processor
+PER_WORD = 4  # rows whose signs fit a word
 VECTORS = 2  # vectors of columns of a panel
 COLUMNS = VECTORS * LANES
 
@@ -46,13 +47,13 @@ def padded_columns(normals: np.ndarray) -> tuple[np.ndarray, float]:
 
 @intrinsic
 def _sign_panel(typingctx, x, base, row_stride, row, last, columns, first, bounds):
-    """Signs of rows [row, row + 4) times columns[:, first : first + 16], as bits, and which of them are in doubt.
+    """Signs of rows [row, row + 6) times columns[:, first : first + 16], as bits, and which of them are in doubt.
 
-    Entry k of row i is x[base + i · row_stride + k]. Both results are 64 bits, 16 for each row. A projection
-    within bounds[r] of zero is in doubt: its float32 rounding may have decided its sign. Rows beyond `last` repeat it.
+    Entry k of row i is x[base + i · row_stride + k]. Two words of signs, 16 bits a row, two of doubts: a projection
+    within bounds[r] of zero is in doubt, as float32 rounding may have decided its sign. Rows beyond `last` repeat it.
     """
     index = types.intp
-    signature = types.UniTuple(types.uint64, 2)(x, index, index, index, index, columns, index, bounds)
+    signature = types.UniTuple(types.uint64, 4)(x, index, index, index, index, columns, index, bounds)
 
     def generate(context, builder, signature, arguments):
         x, base, row_stride, row, last, columns, first, bounds = arguments
@@ -82,16 +83,17 @@ def _sign_panel(typingctx, x, base, row_stride, row, last, columns, first, bound
 
         sums = loop(builder, depth, [zero] * (ROWS * VECTORS), step)
         absolute = declare(builder, "llvm.fabs.v8f32", 1)
-        signs = doubts = I64(0)
+        signs, doubts = [I64(0), I64(0)], [I64(0), I64(0)]
         for r in range(ROWS):
+            word, row = divmod(r, PER_WORD)
             bound = splat(builder, builder.load(builder.gep(bounds.data, [I64(r)])))
             for v in range(VECTORS):
-                projection, place = sums[r * VECTORS + v], I64(LANES * (r * VECTORS + v))
+                projection, place = sums[r * VECTORS + v], I64(LANES * (row * VECTORS + v))
                 positive = builder.fcmp_ordered(">=", projection, zero)
                 doubtful = builder.fcmp_unordered("<=", builder.call(absolute, [projection]), bound)
-                signs = builder.or_(signs, builder.shl(as_bits(builder, positive), place))
-                doubts = builder.or_(doubts, builder.shl(as_bits(builder, doubtful), place))
-        return context.make_tuple(builder, signature.return_type, [signs, doubts])
+                signs[word] = builder.or_(signs[word], builder.shl(as_bits(builder, positive), place))
+                doubts[word] = builder.or_(doubts[word], builder.shl(as_bits(builder, doubtful), place))
+        return context.make_tuple(builder, signature.return_type, [*signs, *doubts])
 
     return signature, generate
 
@@ -180,16 +182,19 @@ def hyperplane_codes(x, base, stride, columns, longest, tables, hashes, codes, s
                         usable[r] = False
         words[:] = 0
         for column in range(0, columns.shape[1], COLUMNS):
-            signs, doubts = _sign_panel(x, base, stride, first, stop - 1, columns, column, bounds)
-            if functions - column < COLUMNS:  # columns that only fill up the panel are nobody's
-                doubts &= ((np.uint64(1) << np.uint64(functions - column)) - np.uint64(1)) * np.uint64(0x1000100010001)
-            if doubts != 0:
-                for r in range(rows):
-                    if usable[r]:
-                        signs = _settle(x, base + (first + r) * stride, columns, column, r, signs, doubts)
+            low, high, low_doubts, high_doubts = _sign_panel(x, base, stride, first, stop - 1, columns, column, bounds)
             place, shift = column >> 6, np.uint64(column & 63)
-            for r in range(ROWS):
-                words[r, place] |= ((signs >> np.uint64(COLUMNS * r)) & np.uint64(0xFFFF)) << shift
+            for above, signs, doubts in ((0, low, low_doubts), (PER_WORD, high, high_doubts)):
+                if functions - column < COLUMNS:  # columns that only fill up the panel are nobody's
+                    real = (np.uint64(1) << np.uint64(functions - column)) - np.uint64(1)
+                    doubts &= real * np.uint64(0x1000100010001)
+                if doubts != 0:
+                    for r in range(min(PER_WORD, rows - above)):
+                        if usable[above + r]:
+                            start_of_row = base + (first + above + r) * stride
+                            signs = _settle(x, start_of_row, columns, column, r, signs, doubts)
+                for r in range(min(PER_WORD, ROWS - above)):
+                    words[above + r, place] |= ((signs >> np.uint64(COLUMNS * r)) & np.uint64(0xFFFF)) << shift
         for r in range(rows):
             if not usable[r]:
                 codes[first + r] = -1
