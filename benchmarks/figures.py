@@ -1,6 +1,5 @@
 """The figures the project sets itself, each a ratio taken within this run."""
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,7 +8,7 @@ import torch
 
 import annattn as aa
 from benchmarks.contenders import CONTENDERS, DIM, hyperplanes, tokens, verify_anna
-from benchmarks.measure import exponent, extra_memory, seconds
+from benchmarks.measure import exponent, extra_memory, seconds, turns
 
 LARGE = 1_048_576
 
@@ -28,9 +27,9 @@ def _ratio(case: str, value: float, bound: float, *, at_least: bool) -> Figure:
 
 
 def one_head() -> list[Figure]:
-    floor, anna, causal, softmax = (
-        seconds(CONTENDERS[name].make(65_536)) for name in ("floor", "anna", "causal", "softmax")
-    )
+    calls = {name: CONTENDERS[name].make(65_536) for name in ("floor", "anna", "causal")}
+    floor, anna, causal = turns(calls).values()
+    softmax = seconds(CONTENDERS["softmax"].make(65_536))
     return [
         _ratio("n = 65,536, forward: softmax / ANNA", softmax / anna, 300, at_least=True),
         _ratio("n = 65,536, forward: ANNA / copy floor", anna / floor, 4, at_least=False),
@@ -40,12 +39,12 @@ def one_head() -> list[Figure]:
 
 def long() -> list[Figure]:
     sizes = [16_384, 65_536, 262_144, LARGE]
-    floor = seconds(CONTENDERS["floor"].make(LARGE))
-    times = [seconds(CONTENDERS["anna"].make(n)) for n in sizes]
+    floor, largest = turns({name: CONTENDERS[name].make(LARGE) for name in ("floor", "anna")}, rounds=5).values()
+    times = [seconds(CONTENDERS["anna"].make(n)) for n in sizes[:-1]] + [largest]
     memory = extra_memory("anna", LARGE) / (4 * LARGE * DIM * 4)
     slope = exponent(sizes, times)
     return [
-        _ratio("n = 1,048,576, forward: ANNA / copy floor", times[-1] / floor, 5, at_least=False),
+        _ratio("n = 1,048,576, forward: ANNA / copy floor", largest / floor, 5, at_least=False),
         _ratio("n = 1,048,576: extra peak memory / size of q, k, v, out", memory, 1, at_least=False),
         Figure("growth from 16,384 to 1,048,576", "exponent ≤ 1.1", f"{slope:.3f}", slope <= 1.1),
     ]
@@ -96,16 +95,17 @@ def decoding() -> list[Figure]:
         expected = aa.anna_attention(query, keys, values, hasher)
         torch.testing.assert_close(cache.attend(query), expected, rtol=1e-4, atol=1e-5)
         caches[context] = cache
-    # Turn and turn about, so that whatever else the machine does falls on both.
-    rounds = [
-        {c: seconds(lambda c=c: caches[c].step(query, key, value), enough=0.05) for c in caches} for _ in range(9)
-    ]
-    steps = {c: statistics.median(one[c] for one in rounds) for c in caches}
     _, keys, values = tokens(262_144)
-    softmax = seconds(lambda: torch.nn.functional.scaled_dot_product_attention(query, keys, values))
+    times = turns(
+        {
+            "short": lambda: caches[1024].step(query, key, value),
+            "long": lambda: caches[LARGE].step(query, key, value),
+            "softmax": lambda: torch.nn.functional.scaled_dot_product_attention(query, keys, values),
+        }
+    )
     return [
-        _ratio("decode step at context 1,048,576 / at 1,024", steps[LARGE] / steps[1024], 1.2, at_least=False),
-        _ratio("softmax step over 262,144 keys / decode step", softmax / steps[LARGE], 100, at_least=True),
+        _ratio("decode step at context 1,048,576 / at 1,024", times["long"] / times["short"], 1.2, at_least=False),
+        _ratio("softmax step over 262,144 keys / decode step", times["softmax"] / times["long"], 100, at_least=True),
     ]
 
 
@@ -123,9 +123,9 @@ def cross_polytope() -> list[Figure]:
     structured = aa.lsh.CrossPolytope(DIM, rotation="structured").sample(tables=8, hashes=1, seed=0)
     out = aa.anna_attention(query, key, value, structured)
     verify_anna(query, key, value, structured, out)
-    ours = seconds(lambda: aa.anna_attention(query, key, value, structured))
-    base = seconds(lambda: aa.anna_attention(query, key, value, hyperplane))
-    return [_ratio("cross-polytope, 8 tables × 1 hash / hyperplanes", ours / base, 5, at_least=False)]
+    hashers = {"ours": structured, "base": hyperplane}
+    times = turns({name: lambda h=h: aa.anna_attention(query, key, value, h) for name, h in hashers.items()})
+    return [_ratio("cross-polytope, 8 tables × 1 hash / hyperplanes", times["ours"] / times["base"], 5, at_least=False)]
 
 
 FIGURES: dict[str, Callable[[], list[Figure]]] = {

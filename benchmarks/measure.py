@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 
@@ -26,6 +26,15 @@ def seconds(call: Callable[[], object], *, least_runs: int = 7, enough: float = 
         if len(times) >= 200:
             break
     return statistics.median(times)
+
+
+def turns(calls: Mapping[str, Callable[[], object]], *, rounds: int = 9, enough: float = 0.1) -> dict[str, float]:
+    """Median times of several calls, measured turn and turn about: whatever else the machine does falls on all.
+
+    A turn is a block of runs, not one run, so that no call finds its caches and threads as another has left them.
+    """
+    found = [{name: seconds(call, least_runs=3, enough=enough) for name, call in calls.items()} for _ in range(rounds)]
+    return {name: statistics.median(one[name] for one in found) for name in calls}
 
 
 def exponent(sizes: list[int], times: list[float]) -> float:
