@@ -48,10 +48,7 @@ def sampled_collision_attention(
     """
     pairs = _pairs(query, key, value, hasher, noise, is_causal, key_mask)
     expected = hasher.tables * pairs.chances
-    counts = torch.zeros_like(expected)
-    for table in range(hasher.tables):
-        counts += pairs.met(table)
-    used = expected + noise * (counts - expected).detach()
+    used = expected + noise * (_counts(pairs, hasher) - expected).detach() if noise else expected
     out = used.to(pairs.values.dtype) @ pairs.values / used.sum(-1, keepdim=True).clamp(min=1)
     return ungrouped(out, query).masked_fill(pairs.lost[..., None], torch.nan).to(value.dtype)
 
@@ -79,7 +76,7 @@ def sampled_latest_attention(
     if key.shape[2]:
         place = torch.arange(1, key.shape[2] + 1, device=key.device)
         for table in range(hasher.tables):
-            newest, at = (pairs.met(table) * place).max(-1, keepdim=True)
+            newest, at = ((pairs.met(table) & pairs.seen) * place).max(-1, keepdim=True)
             hits.scatter_add_(-1, at, (newest > 0).to(hits.dtype))
     sampled = hits / hits.sum(-1, keepdim=True).clamp(min=1)
     used = expected + noise * (sampled - expected).detach()
@@ -94,13 +91,22 @@ class _Pairs:
     chances: Tensor  # p^z where the key is seen, else 0
     values: Tensor
     seen: Tensor
-    query_codes: Tensor
+    query_codes: Tensor  # tables first
     key_codes: Tensor
     lost: Tensor  # the queries that get NaN, as by `anna_attention`
 
     def met(self, table: int) -> Tensor:
-        codes = self.query_codes[..., :, None, table] == self.key_codes[:, None, None, :, table]
-        return codes & self.seen
+        return self.query_codes[table][..., :, None] == self.key_codes[table][:, None, None, :]
+
+
+def _counts(pairs: _Pairs, hasher: Hasher) -> Tensor:
+    """In how many tables each pair meets, added up in one byte a pair where that is enough."""
+    narrow = hasher.tables < 256
+    counts = torch.zeros(pairs.chances.shape, dtype=torch.uint8 if narrow else torch.int32, device=pairs.seen.device)
+    for table in range(hasher.tables):
+        met = pairs.met(table)
+        counts += met.view(torch.uint8) if narrow else met
+    return counts.to(pairs.chances.dtype) * pairs.seen
 
 
 def _pairs(
@@ -122,7 +128,13 @@ def _pairs(
         scores.exp() * seen,
         values,
         seen,
-        grouped(query_codes, key.shape[1]),
-        key_codes.flatten(0, 1),
+        _by_table(grouped(query_codes, key.shape[1]), hasher),
+        _by_table(key_codes.flatten(0, 1), hasher),
         spoiled(query_codes, key_codes, int(is_causal)),
     )
+
+
+def _by_table(codes: Tensor, hasher: Hasher) -> Tensor:
+    """Tables first, and in two bytes a code where they hold it: these are read once for every pair."""
+    narrow = hasher.buckets is not None and hasher.buckets <= 2**15
+    return codes.movedim(-1, 0).to(torch.int16 if narrow else codes.dtype).contiguous()

@@ -14,7 +14,7 @@ from annattn.nn import (
     SoftmaxConfig,
     TransformerConfig,
 )
-from annattn.tasks import AssociativeRecall, InductionHeads, Match2, Task
+from annattn.tasks import AssociativeRecall, InductionHeads, KHop, Match2, Task
 
 __all__ = ["RECIPES"]
 
@@ -23,6 +23,7 @@ _MATCH2: dict[str, Any] = {"n": 32, "modulus": 37}
 _INDUCTION: dict[str, Any] = {"n": 100, "letters": 4}
 # The paper does not say how positions enter. Here they do alike in both ways of training, so that only those differ.
 _LATEST_AFTER_PREVIOUS: dict[str, Any] = {"positions": "none", "rotary": (True, False), "recency": (0.0, 0.5)}
+_K_HOP: dict[str, Any] = {"n": 100, "letters": 4, "hops": 4}
 
 
 def _model(task: Task, attention: tuple[AttentionConfig, ...], **options: Any) -> TransformerConfig:
@@ -52,12 +53,13 @@ def _match2_direct() -> Recipe:
     return Recipe(
         task="match2",
         task_options=_MATCH2,
-        model=_model(Match2(**_MATCH2), (AnnaConfig("cross_polytope", tables, 2),), is_causal=False, positions="none"),
+        model=_model(Match2(**_MATCH2), (AnnaConfig("cross_polytope", tables, 3),), is_causal=False, positions="none"),
         # Wide collision probabilities first, whose gradient reaches pairs at right angles; then few and sharp tables.
         stages=(
             Stage(800, (ExpectedCollisionConfig("hyperplane", 4),)),
             Stage(600, sampled(1), (0.0, 1.0)),
-            Stage(3000, sampled(2)),
+            Stage(1200, sampled(2)),
+            Stage(1600, sampled(3)),
         ),
         rate=3e-3,
     )
@@ -74,24 +76,53 @@ def _induction_paper(beta: float) -> Recipe:
 
 
 def _induction_direct(*, latest: bool) -> Recipe:
-    sizes = ((32, 6), (4, 8))  # tables and hashes of the two layers
-    sampled = tuple(SampledCollisionConfig("hyperplane", *size) for size in sizes)
-    hashed = tuple(AnnaConfig("hyperplane", *size) for size in sizes)
-    last = sampled
+    tables = (32, 4)
+    last = SampledLatestConfig if latest else SampledCollisionConfig
+
+    def sampled(first: int, second: type[SampledCollisionConfig | SampledLatestConfig]) -> tuple[AttentionConfig, ...]:
+        return SampledCollisionConfig("hyperplane", tables[0], first), second("hyperplane", tables[1], 8)
+
+    hashed = AnnaConfig("hyperplane", tables[0], 8), AnnaConfig("hyperplane", tables[1], 8)
     if latest:
-        last = (sampled[0], SampledLatestConfig("hyperplane", *sizes[1]))
-        hashed = (hashed[0], LatestMatchConfig("hyperplane", *sizes[1]))
+        hashed = hashed[0], LatestMatchConfig("hyperplane", tables[1], 8)
     return Recipe(
         task="induction_heads",
         task_options=_INDUCTION,
-        model=_model(InductionHeads(**_INDUCTION), hashed, **_LATEST_AFTER_PREVIOUS),
+        # Two heads of 32: in layer 2 one looks for the match and one for the number of hops, at position 0.
+        model=_model(InductionHeads(**_INDUCTION), hashed, heads=2, **_LATEST_AFTER_PREVIOUS),
         # Short words and averages first; then noise, which makes near-certain collisions pay.
         stages=(
-            Stage(150, sampled, (0.0, 0.0), n=50),
-            Stage(400, sampled, (0.0, 0.5), n=50),
-            Stage(1450, last, (0.5, 0.8)),
-            Stage(500, last, (0.8, 0.8)),
+            Stage(200, sampled(6, SampledCollisionConfig), (0.0, 0.0), n=50),
+            Stage(400, sampled(6, SampledCollisionConfig), (0.0, 0.6), n=50),
+            Stage(400, sampled(8, last), (0.6, 0.95)),
+            Stage(400, sampled(8, last), (0.95, 0.95)),
         ),
+    )
+
+
+def _k_hop_direct() -> Recipe:
+    tables, hashes = (32, 32, 32, 32), (8, 8, 10, 10)
+    wide = tuple(ExpectedCollisionConfig("hyperplane", z) for z in (6, 8, 8, 8))
+    sampled = tuple(SampledCollisionConfig("hyperplane", *size) for size in zip(tables, hashes, strict=True))
+    hashed = tuple(AnnaConfig("hyperplane", *size) for size in zip(tables, hashes, strict=True))
+    # Layer 1 finds the letter before, layer 2 the latest match; layers 3 and 4 go to positions, so they double hops.
+    places: dict[str, Any] = {
+        "positions": "waves",
+        "rotary": (True, False, False, False),
+        "recency": (0.0, 0.5, 0.0, 0.0),
+    }
+    return Recipe(
+        task="k_hop",
+        task_options=_K_HOP,
+        model=_model(KHop(**_K_HOP), hashed, heads=2, **places),
+        stages=(
+            Stage(1800, wide, n=50),
+            Stage(250, wide),
+            Stage(300, sampled, (0.0, 0.6)),
+            Stage(400, sampled, (0.6, 0.95)),
+            Stage(500, sampled, (0.95, 0.95)),
+        ),
+        rate=2e-3,
     )
 
 
@@ -133,6 +164,7 @@ RECIPES: dict[str, Recipe] = {
     "induction_paper": _induction_paper(1.0),
     "induction_direct": _induction_direct(latest=False),
     "induction_latest": _induction_direct(latest=True),
+    "k_hop_direct": _k_hop_direct(),
     "recall_anna": _recall_anna(),
     "recall_softmax": _recall_alike(SoftmaxConfig(beta=16.0)),
     "recall_low_rank": _recall_alike(LowRankConfig()),
