@@ -12,16 +12,21 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import pytest
 
+from annattn.attention import MECHANISMS
 from annattn.cli.app import app
+from annattn.lsh import FAMILIES
+from annattn.mpc.protocols import PROTOCOLS
+from annattn.nn import ATTENTIONS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
+FORGIVING = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 KINDS = ("python", "sh", "text")
 REFERENCE = (
     *("attention", "cache", "compiler", "errors", "experiments"),
@@ -52,9 +57,20 @@ def blocks_of(page: Path) -> Iterator[Block]:
 
 def same(shown: str, printed: str) -> bool:
     """Equal but for white space; `...` stands for anything."""
-    return doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    return doctest.OutputChecker().check_output(shown, printed, FORGIVING)
 
 
+@pytest.fixture
+def registries():
+    """Pages show how to add to the library's dicts; what they add goes away again."""
+    kept = [(registry, dict(registry)) for registry in (FAMILIES, MECHANISMS, ATTENTIONS, PROTOCOLS)]
+    yield
+    for registry, before in kept:
+        registry.clear()
+        registry.update(before)
+
+
+@pytest.mark.usefixtures("registries")
 @by_page
 def test_python_on_a_page_runs_in_order_and_prints_what_is_shown(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -66,6 +82,11 @@ def test_python_on_a_page_runs_in_order_and_prints_what_is_shown(page, tmp_path,
                 exec(compile("\n" * (block.line - 1) + block.body, str(page), "exec"), names)
             if block.shown is not None:
                 assert same(block.shown, printed.getvalue()), f"line {block.line} printed:\n{printed.getvalue()}"
+    written = [thing for thing in names.values() if isinstance(thing, type | FunctionType)]
+    for thing in [thing for thing in written if thing.__module__ == "page"]:
+        for example in doctest.DocTestFinder().find(thing, module=False, globs=dict(names)):
+            failed, _ = doctest.DocTestRunner(optionflags=FORGIVING).run(example)
+            assert not failed, f"the example of {example.name}"
 
 
 @by_page
