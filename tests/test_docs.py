@@ -5,6 +5,7 @@ import doctest
 import importlib
 import importlib.util
 import io
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
+from typing import Any
 
 import cyclopts
 import pytest
@@ -64,7 +66,8 @@ def same(shown: str, printed: str) -> bool:
 @pytest.fixture
 def registries():
     """Pages show how to add to the library's dicts; what they add goes away again."""
-    kept = [(registry, dict(registry)) for registry in (FAMILIES, MECHANISMS, ATTENTIONS, PROTOCOLS)]
+    every: list[dict[str, Any]] = [FAMILIES, MECHANISMS, ATTENTIONS, PROTOCOLS]
+    kept = [(registry, dict(registry)) for registry in every]
     yield
     for registry, before in kept:
         registry.clear()
@@ -96,7 +99,7 @@ def test_every_block_is_of_a_kind_that_is_checked(page):
     for block in blocks_of(page):
         assert block.kind in KINDS, f"line {block.line}: a block of kind {block.kind!r}"
         if block.kind == "text":
-            assert before is not None and before.shown == block.body, f"line {block.line}: the output of nothing"
+            assert getattr(before, "shown", None) == block.body, f"line {block.line}: the output of nothing"
         before = block
 
 
@@ -119,7 +122,7 @@ def test_commands_with_an_output_print_it(page, tmp_path):
                 capture_output=True,
                 text=True,
             )
-            assert same(block.shown, done.stdout + done.stderr), f"line {block.line} printed:\n{done.stdout}{done.stderr}"
+            assert same(block.shown, done.stdout), f"line {block.line} printed:\n{done.stdout}{done.stderr}"
 
 
 def commands_of(block: Block) -> list[list[str]]:
@@ -143,15 +146,24 @@ def check_command(command: list[str]) -> None:
         for argument in arguments:
             assert "=" in argument or argument in targets, f"make has no target {argument!r}"
     elif program == "python":
-        assert arguments[0] == "-m" and importlib.util.find_spec(arguments[1]), command
+        assert arguments[0] == "-m"
+        assert importlib.util.find_spec(arguments[1]), command
     else:
         assert command[:2] == ["pip", "install"], f"nothing checks {shlex.join(command)!r}"
 
 
-@pytest.mark.parametrize("wrong", ["annattn dance", "annattn theorems --quik", "make coffee", "python -m annattn.no", "ls"])
+@pytest.mark.parametrize(
+    "wrong", ["annattn dance", "annattn theorems --quik", "make tea", "python -m annattn.no", "ls"]
+)
 def test_a_command_that_does_not_exist_is_found_out(wrong):
     with pytest.raises((AssertionError, ModuleNotFoundError, cyclopts.CycloptsError)):
         check_command(wrong.split())
+
+
+@by_page
+def test_names_of_the_library_on_a_page_are_there(page):
+    for name in re.findall(r"`(?:aa|annattn)\.([\w.]+)", page.read_text()):
+        pkgutil.resolve_name(f"annattn.{name}")
 
 
 @by_page
@@ -164,7 +176,7 @@ def test_the_site_builds_without_a_warning_needs_no_other_host_and_has_every_pub
     pytest.importorskip("mkdocs", reason="pip install 'annattn[docs]' brings mkdocs")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     fetched = r"<(?:script|img|iframe|source|link)[^>]*\s(?:src|href)=\"((?:https?:)?//[^\"]*)\""
     for page in tmp_path.rglob("*.html"):
         assert not re.findall(fetched, page.read_text()), page
