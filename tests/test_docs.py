@@ -185,6 +185,7 @@ def test_the_site_builds_without_a_warning_needs_no_other_host_and_has_every_pub
     anchors = set()
     for page in (tmp_path / "api").glob("*.html"):
         anchors |= set(re.findall(r'id="([\w.]+)"', page.read_text()))
+        assert "<blockquote" not in page.read_text(), f"{page.name}: an example is shown as a quotation"
     for name in REFERENCE:
         module = importlib.import_module(f"annattn.{name}")
         missing = [one for one in module.__all__ if not paths_of(module, one) & anchors]
