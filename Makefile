@@ -35,7 +35,7 @@ lint: $(READY)
 	$(BIN)/pyright
 
 docs: $(READY)
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 
 bench: $(READY)
