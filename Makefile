@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help demo test lint bench reproduce format clean
+.PHONY: help demo test lint docs bench reproduce format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    hash, attend and print a table"
 	@echo "make test    all tests, in parallel"
 	@echo "make lint    ruff, pyright and import-linter"
+	@echo "make docs    the pages of docs/ and the reference as a site: site/index.html"
 	@echo "make bench   verify and time everything against its peers (about ten minutes)"
 	@echo "make reproduce  the experiments from nothing, short (PROFILE=full: the paper's step counts)"
 	@echo "make format  rewrite the sources in the project's style"
@@ -18,7 +19,7 @@ help:
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[cli,dev,ray,report]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[cli,dev,docs,ray,report]"
 	touch $@
 
 demo: $(READY)
@@ -33,6 +34,10 @@ lint: $(READY)
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright
 
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
+	@echo "open site/index.html"
+
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -46,5 +51,5 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

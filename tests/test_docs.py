@@ -1,26 +1,200 @@
-"""Every Python block of the README and the docs runs."""
+"""Every block of the README and the docs runs or is checked, and the site builds."""
 
+import contextlib
+import doctest
+import importlib
+import importlib.util
+import io
+import pkgutil
 import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
 
+import cyclopts
 import pytest
+
+from annattn.attention import MECHANISMS
+from annattn.lsh import FAMILIES
+from annattn.mpc.protocols import PROTOCOLS
+from annattn.nn import ATTENTIONS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCKS = [
-    pytest.param(block, id=f"{page.relative_to(ROOT)}:{number}")
-    for page in PAGES
-    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE))
-]
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+FORGIVING = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+KINDS = ("python", "sh", "text")
+PLANNED = ("attend", "bench", "plan", "report")  # commands the pages may name before they are there
+REFERENCE = (
+    *("attention", "cache", "compiler", "errors", "experiments"),
+    *("lsh", "mpc", "mpc.protocols", "nn", "tasks", "theorems"),
+)
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_code_in_the_documentation_runs(block, tmp_path, monkeypatch):
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, and what the page shows as its output: the `text` block right after it."""
+
+    kind: str
+    body: str
+    line: int
+    shown: str | None = None
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    text = page.read_text()
+    found = list(re.finditer(r"^```([^\n]*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+    for at, match in enumerate(found):
+        following = found[at + 1] if at + 1 < len(found) else None
+        shown = None
+        if following and following[1] == "text" and not text[match.end() : following.start()].strip():
+            shown = following[2]
+        yield Block(match[1], match[2], text[: match.start()].count("\n") + 2, shown)
+
+
+def same(shown: str, printed: str) -> bool:
+    """Equal but for white space; `...` stands for anything."""
+    return doctest.OutputChecker().check_output(shown, printed, FORGIVING)
+
+
+@pytest.fixture
+def registries():
+    """Pages show how to add to the library's dicts; what they add goes away again."""
+    every: list[dict[str, Any]] = [FAMILIES, MECHANISMS, ATTENTIONS, PROTOCOLS]
+    kept = [(registry, dict(registry)) for registry in every]
+    yield
+    for registry, before in kept:
+        registry.clear()
+        registry.update(before)
+
+
+@pytest.mark.usefixtures("registries")
+@by_page
+def test_python_on_a_page_runs_in_order_and_prints_what_is_shown(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(block, "block", "exec"), {"__name__": "__main__"})
+    names = {"__name__": "page"}
+    for block in blocks_of(page):
+        if block.kind == "python":
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile("\n" * (block.line - 1) + block.body, str(page), "exec"), names)
+            if block.shown is not None:
+                assert same(block.shown, printed.getvalue()), f"line {block.line} printed:\n{printed.getvalue()}"
+    written = [thing for thing in names.values() if isinstance(thing, type | FunctionType)]
+    for thing in [thing for thing in written if thing.__module__ == "page"]:
+        for example in doctest.DocTestFinder().find(thing, module=False, globs=dict(names)):
+            failed, _ = doctest.DocTestRunner(optionflags=FORGIVING).run(example)
+            assert not failed, f"the example of {example.name}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@by_page
+def test_every_block_is_of_a_kind_that_is_checked(page):
+    before = None
+    for block in blocks_of(page):
+        assert block.kind in KINDS, f"line {block.line}: a block of kind {block.kind!r}"
+        if block.kind == "text":
+            assert getattr(before, "shown", None) == block.body, f"line {block.line}: the output of nothing"
+        before = block
+
+
+@by_page
+def test_commands_on_a_page_exist_with_the_options_they_are_given(page):
+    for block in blocks_of(page):
+        for command in commands_of(block) if block.kind == "sh" else ():
+            check_command(command)
+
+
+@by_page
+def test_commands_with_an_output_print_it(page, tmp_path):
+    for block in blocks_of(page):
+        if block.kind == "sh" and block.shown is not None:
+            (command,) = commands_of(block)
+            assert command[0] == "annattn", "only annattn's own output is shown"
+            done = subprocess.run(
+                [sys.executable, "-c", "from annattn.cli import main; main()", *command[1:]],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+            )
+            assert same(block.shown, done.stdout), f"line {block.line} printed:\n{done.stdout}{done.stderr}"
+
+
+def commands_of(block: Block) -> list[list[str]]:
+    joined = block.body.replace("\\\n", " ")
+    return [words for line in joined.splitlines() if (words := shlex.split(line, comments=True))]
+
+
+def application(arguments: list[str]) -> cyclopts.App:
+    made = vars(importlib.import_module("annattn.cli.app"))
+    return made["make_app"](arguments) if "make_app" in made else made["app"]
+
+
+def check_command(command: list[str]) -> None:
+    program, *arguments = command
+    if program == "annattn":
+        app = application(arguments)
+        if arguments[0] in app or arguments[0] not in PLANNED:
+            app.parse_args(arguments, print_error=False, exit_on_error=False)
+    elif program == "make":
+        targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        for argument in arguments:
+            assert "=" in argument or argument in targets, f"make has no target {argument!r}"
+    elif program == "python":
+        assert arguments[0] == "-m"
+        assert importlib.util.find_spec(arguments[1]), command
+    else:
+        assert command[:2] == ["pip", "install"], f"nothing checks {shlex.join(command)!r}"
+
+
+@pytest.mark.parametrize(
+    "wrong", ["annattn dance", "annattn theorems --quik", "make tea", "python -m annattn.no", "ls"]
+)
+def test_a_command_that_does_not_exist_is_found_out(wrong):
+    with pytest.raises((AssertionError, ModuleNotFoundError, cyclopts.CycloptsError)):
+        check_command(wrong.split())
+
+
+@by_page
+def test_names_of_the_library_on_a_page_are_there(page):
+    for name in re.findall(r"`(?:aa|annattn)\.([\w.]+)", page.read_text()):
+        pkgutil.resolve_name(f"annattn.{name}")
+
+
+@by_page
 def test_links_between_pages_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_the_site_builds_without_a_warning_needs_no_other_host_and_has_every_public_name(tmp_path):
+    pytest.importorskip("mkdocs", reason="pip install 'annattn[docs]' brings mkdocs")
+    # Not --quiet: warnings that are not printed are not counted either.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stdout + done.stderr
+    fetched = r"<(?:script|img|iframe|source|link)[^>]*\s(?:src|href)=\"((?:https?:)?//[^\"]*)\""
+    for page in tmp_path.rglob("*.html"):
+        assert not re.findall(fetched, page.read_text()), page
+    for sheet in tmp_path.rglob("*.css"):
+        assert not re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", sheet.read_text()), sheet
+    anchors = set()
+    for page in (tmp_path / "api").glob("*.html"):
+        anchors |= set(re.findall(r'id="([\w.]+)"', page.read_text()))
+        assert "<blockquote" not in page.read_text(), f"{page.name}: an example is shown as a quotation"
+    for name in REFERENCE:
+        module = importlib.import_module(f"annattn.{name}")
+        missing = [one for one in module.__all__ if not paths_of(module, one) & anchors]
+        assert not missing, f"annattn.{name}: {missing}"
+
+
+def paths_of(module: ModuleType, name: str) -> set[str]:
+    """Where a public name may stand in the reference: as it is exported, or as it is defined."""
+    thing = getattr(module, name)
+    return {f"{module.__name__}.{name}", f"{getattr(thing, '__module__', None)}.{name}", getattr(thing, "__name__", "")}

@@ -96,3 +96,4 @@ MECHANISMS: dict[str, Mechanism] = {
     "softmax": Mechanism(softmax_attention, reference.softmax_weights, lambda dim: {"beta": 1.0}),
     "low_rank": Mechanism(low_rank_attention, reference.low_rank_weights, lambda dim: {}),
 }
+"""Every mechanism by name; the shared tests run over it."""

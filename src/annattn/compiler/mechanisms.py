@@ -56,3 +56,4 @@ class LowRank:
 
 
 Attention = ExactMatch | Anna | LowRank
+"""What a layer can attend with."""

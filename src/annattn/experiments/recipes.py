@@ -169,3 +169,4 @@ RECIPES: dict[str, Recipe] = {
     "recall_softmax": _recall_alike(SoftmaxConfig(beta=16.0)),
     "recall_low_rank": _recall_alike(LowRankConfig()),
 }
+"""Every recipe by the name that `annattn train` knows it by."""

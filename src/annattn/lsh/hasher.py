@@ -19,6 +19,7 @@ __all__ = ["CODE_BITS", "NO_BUCKET", "Hasher", "compact_rows"]
 
 CODE_BITS = 63
 NO_BUCKET = -1
+"""The code of a row that has no bucket: one with NaN or infinity."""
 _BLOCK = 16_384  # rows hashed at a time, so that the float64 projections stay in a cache
 
 

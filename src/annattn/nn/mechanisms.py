@@ -266,6 +266,7 @@ ATTENTIONS: dict[str, type[AttentionConfig]] = {
     "sampled_latest": SampledLatestConfig,
     "low_rank": LowRankConfig,
 }
+"""Every description by the name it has in a checkpoint."""
 
 
 def write_attention(config: AttentionConfig) -> dict[str, Any]:

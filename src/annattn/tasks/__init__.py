@@ -17,3 +17,4 @@ TASKS: dict[str, type[Task]] = {
     "sum": Sum,
     "associative_recall": AssociativeRecall,
 }
+"""Every task by name; the shared tests run over it."""

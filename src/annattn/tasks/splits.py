@@ -10,9 +10,8 @@ from annattn.errors import InputError
 
 __all__ = ["HELD_OUT_SHARE", "SPLITS", "check_split", "fill", "fingerprint", "generator", "split_index"]
 
-# Sixteenths of the space of sequences. Two held-out parts, so that a recipe can be chosen on one and reported on
-# the other.
 SPLITS: dict[str, int] = {"train": 12, "validation": 2, "test": 2}
+"""Sixteenths of the space of sequences; two held-out parts, to choose a recipe on one and report it on the other."""
 
 _SIXTEENTHS = np.repeat(np.arange(len(SPLITS)), list(SPLITS.values()))
 HELD_OUT_SHARE = 2 / 16

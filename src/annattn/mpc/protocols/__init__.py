@@ -30,6 +30,7 @@ PROTOCOLS: dict[str, type[Problem]] = {
     "ExactMatchAttention": ExactMatchAttention,
     "AnnaAttention": AnnaAttention,
 }
+"""Every protocol by name; the shared tests run over it."""
 
 __all__ = [
     "PROTOCOLS",
