@@ -65,7 +65,7 @@ def plot(times: dict[str, dict[int, float]], memory: dict[str, dict[int, int]], 
         ("Time of one head, dim 64", "milliseconds", times, 1e3),
         ("Extra peak memory of one head, dim 64", "MiB", memory, 2.0**-20),
     ):
-        figure, axes = plt.subplots(figsize=(8.5, 4.5), layout="constrained")
+        figure, axes = plt.subplots(figsize=(6.4, 5.6), layout="constrained")
         for name, known in data.items():
             if known:
                 style = "k--" if name == "floor" else "o-"
@@ -74,7 +74,7 @@ def plot(times: dict[str, dict[int, float]], memory: dict[str, dict[int, int]], 
                 )
         axes.set(xlabel="tokens", ylabel=unit, title=title)
         axes.grid(True, which="major", alpha=0.3)
-        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
+        figure.legend(fontsize=10, loc="outside lower center", ncols=2, frameon=False)
         figure.savefig(folder / f"{unit}.svg")
         figure.savefig(folder / f"{unit}.png", dpi=120)
         plt.close(figure)
