@@ -45,21 +45,20 @@ def _match2_paper(beta: float) -> Recipe:
 
 
 def _match2_direct() -> Recipe:
-    tables = 4
-
-    def sampled(hashes: int) -> tuple[AttentionConfig, ...]:
+    def sampled(tables: int, hashes: int) -> tuple[AttentionConfig, ...]:
         return (SampledCollisionConfig("cross_polytope", tables, hashes),)
 
     return Recipe(
         task="match2",
         task_options=_MATCH2,
-        model=_model(Match2(**_MATCH2), (AnnaConfig("cross_polytope", tables, 3),), is_causal=False, positions="none"),
-        # Wide collision probabilities first, whose gradient reaches pairs at right angles; then few and sharp tables.
+        model=_model(Match2(**_MATCH2), (AnnaConfig("cross_polytope", 4, 2),), is_causal=False, positions="none"),
+        # Wide collision probabilities first, whose gradient reaches pairs at right angles; then few and sharp tables,
+        # fewer and sharper than the model will run with, so that what runs has room to spare.
         stages=(
             Stage(800, (ExpectedCollisionConfig("hyperplane", 4),)),
-            Stage(600, sampled(1), (0.0, 1.0)),
-            Stage(1200, sampled(2)),
-            Stage(1600, sampled(3)),
+            Stage(600, sampled(4, 1), (0.0, 1.0)),
+            Stage(1000, sampled(4, 2)),
+            Stage(1400, sampled(2, 3)),
         ),
         rate=3e-3,
     )
