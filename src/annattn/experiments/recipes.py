@@ -51,7 +51,7 @@ def _match2_direct() -> Recipe:
     return Recipe(
         task="match2",
         task_options=_MATCH2,
-        model=_model(Match2(**_MATCH2), (AnnaConfig("cross_polytope", 4, 2),), is_causal=False, positions="none"),
+        model=_model(Match2(**_MATCH2), (AnnaConfig("cross_polytope", 4, 3),), is_causal=False, positions="none"),
         # Wide collision probabilities first, whose gradient reaches pairs at right angles; then few and sharp tables,
         # fewer and sharper than the model will run with, so that what runs has room to spare.
         stages=(
