@@ -63,9 +63,8 @@ def chart(lines: Sequence[Line], x: Axis, y: Axis, *, title: str, description: s
     def at(point: tuple[float, float]) -> tuple[float, float]:
         return left + (right - left) * x.share(point[0]), bottom - (bottom - _TOP) * y.share(point[1])
 
-    parts = [
-        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title + ". " + description)}">'
-    ]
+    told = escape(f"{title}. {description}")
+    parts = [f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{told}">']
     for value, text in y.ticks:
         height_ = at((x.ticks[0][0], value))[1]
         parts.append(f'<path class="grid" d="M{left:.1f} {height_:.1f}H{right:.1f}"/>')

@@ -30,7 +30,7 @@ def machine() -> dict[str, Any]:
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.machine()}",
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "measured": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "versions": versions,

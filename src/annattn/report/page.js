@@ -6,7 +6,7 @@
   const percent = (share) => {
     const value = 100 * share;
     if (value === 0) return "0 %";
-    return `${value.toFixed(value >= 10 ? 0 : value >= 1 ? 1 : 2)} %`;
+    return value < 0.01 ? "< 0.01 %" : `${value.toFixed(value >= 10 ? 0 : value >= 1 ? 1 : 2)} %`;
   };
   const svg = (name, attributes = {}, ...children) => {
     const element = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -25,6 +25,20 @@
     button.addEventListener("click", () => { root.dataset.theme = shown() === "dark" ? "light" : "dark"; label(); });
     system.addEventListener("change", label);
     label();
+  }
+
+  // Folded bounds: all at once on demand, and on paper always.
+  {
+    const folded = document.querySelectorAll("details"), button = byId("unfold"), bounds = document.querySelectorAll(".theorems details");
+    button.hidden = false;
+    button.addEventListener("click", () => {
+      const open = [...bounds].some((one) => !one.open);
+      for (const one of bounds) one.open = open;
+      button.textContent = open ? "Hide all bounds" : "Show all bounds";
+    });
+    let before = [];
+    addEventListener("beforeprint", () => { before = [...folded].map((one) => one.open); for (const one of folded) one.open = true; });
+    addEventListener("afterprint", () => folded.forEach((one, at) => { one.open = before[at]; }));
   }
 
   // A square of cells whose opacity is a share from 0 to 1.
@@ -68,7 +82,7 @@
       tokens.push({ above, below });
     }
     const sliders = { tables: byId("lens-tables"), hashes: byId("lens-hashes"), query: byId("lens-query") };
-    let layer = attention.layers.length - 1;
+    let layer = 0;
     attention.layers.forEach((_, number) => {
       const label = document.createElement("label"), radio = document.createElement("input");
       Object.assign(radio, { type: "radio", name: "lens-layer", value: number, checked: number === layer });
@@ -129,7 +143,7 @@
       });
     };
     sliders.query.max = n - 1;
-    sliders.query.value = n - 1;
+    sliders.query.value = Math.floor(0.75 * n);
     for (const slider of Object.values(sliders)) slider.addEventListener("input", draw);
     asTrained();
     draw();

@@ -10,7 +10,7 @@ from annattn.errors import InputError
 from annattn.report.chart import Axis, Line, chart
 from annattn.report.speed import LABELS
 
-__all__ = ["headlines", "page", "percent", "seconds"]
+__all__ = ["headlines", "page", "percent", "power", "seconds", "times"]
 
 _FOLDER = Path(__file__).parent
 _KINDS = {"softmax": "plain", "causal_softmax": "plain", "anna": "accent", "causal_anna": "accent", "floor": "faint"}
@@ -31,7 +31,7 @@ def page(results: Mapping[str, Any]) -> str:
     shelf = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    shelf.filters |= {"percent": percent, "seconds": seconds, "times": times, "count": "{:,}".format}
+    shelf.filters |= {"percent": percent, "seconds": seconds, "times": times, "power": power, "count": "{:,}".format}
     try:
         return shelf.get_template("page.html").render(
             results,
@@ -54,33 +54,32 @@ def headlines(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = [
         (
             times(longest["ratio"]["softmax / ANNA"]),
-            f"as long as ANNA is what torch's softmax attention takes at {longest['tokens']:,} tokens",
+            f"the speed of torch's softmax attention, at {longest['tokens']:,} tokens",
         )
     ]
     for model in results["models"]["models"]:
         used = " and ".join(f"{one['trained']['tables']}" for one in model["layers"])
-        found.append((percent(model["trained"]["mean"]), f"wrong tokens: {model['task']}, hashed with {used} tables"))
+        found.append((percent(model["trained"]["mean"]), f"of tokens wrong: {model['task']}, {used} tables"))
     found.append(
         (
             f"{theory['equal']} of {theory['compared']}",
-            f"{theory['k']}-hop answers of a transformer compiled from a protocol equal the definition's",
+            f"{theory['k']}-hop outputs right, of transformers compiled from a protocol",
         )
     )
-    found.append((f"{sum(row['holds'] for row in rows)} of {len(rows)}", "theorems hold, built and measured"))
+    found.append((f"{sum(row['holds'] for row in rows)} of {len(rows)}", "theorems hold: built, run and measured"))
     return found
 
 
 def percent(share: float) -> str:
-    """A share as a percentage with two digits.
+    """A share as a percentage; page.js writes it in the same way.
 
-    >>> percent(0.0812), percent(0.0), percent(0.4567), percent(0.0004)
-    ('8.1 %', '0 %', '46 %', '0.04 %')
+    >>> percent(0.0812), percent(0.0), percent(0.4567), percent(0.0004), percent(1e-6)
+    ('8.1 %', '0 %', '46 %', '0.04 %', '< 0.01 %')
     """
     value = 100 * share
     if value == 0:
         return "0 %"
-    digits = max(0, 1 - math.floor(math.log10(abs(value)))) if abs(value) < 10 else 0
-    return f"{value:.{min(digits, 2)}f} %"
+    return "< 0.01 %" if value < 0.01 else f"{value:.{0 if value >= 10 else 1 if value >= 1 else 2}f} %"
 
 
 def seconds(value: float) -> str:
@@ -95,12 +94,24 @@ def seconds(value: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """A ratio.
+    """A ratio, two digits at least.
 
     >>> times(312.4), times(7.12)
     ('312×', '7.1×')
     """
     return f"{ratio:,.0f}×" if ratio >= 20 else f"{ratio:.1f}×"
+
+
+def power(value: float) -> str:
+    """A small number as a digit times a power of ten.
+
+    >>> power(6.2e-08), power(0.0)
+    ('6·10⁻⁸', '0')
+    """
+    if value == 0:
+        return "0"
+    digit, exponent = f"{value:.0e}".split("e")
+    return f"{digit}·10" + str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def _speed_chart(part: Mapping[str, Any], width: int) -> str:
