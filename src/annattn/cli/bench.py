@@ -6,6 +6,7 @@ import sys
 from rich.console import Console
 
 from annattn.cli.measuring import speed_table, watched
+from annattn.report import PARTS, Order
 from annattn.report.machine import machine
 from annattn.report.speed import lengths, speed
 
@@ -41,7 +42,7 @@ def bench(
     sizes = lengths(longest, shortest=64)
     about, aside = machine(), Console(stderr=True, highlight=False)
     try:
-        with watched(aside, ["speed"]) as tell:
+        with watched(aside, {"speed": PARTS["speed"].seconds(Order(longest=longest))}) as tell:
             found = speed(
                 sizes,
                 tables=tables,

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from annattn.cli.measuring import TABLES, watched
 from annattn.errors import InputError
-from annattn.report import PARTS, Order, document, measured, page, written
+from annattn.report import PARTS, Order, document, measured, page, writable, written
 from annattn.report.machine import machine
 from annattn.report.page import headlines
 from annattn.report.speed import lengths
@@ -55,15 +55,16 @@ def measure(order: Order, output: Path, *, show: bool) -> dict[str, Any]:
     lengths(order.longest)  # refused now, not after a minute
     if order.seed < 0:
         raise InputError("seed", given=order.seed, expected="an integer of at least 0")
+    writable(output)
     numbers = output.with_suffix(".json")
     if numbers == output:
         raise InputError("output", given=str(output), expected="a name that ends in .html")
-    if output.is_dir():
-        raise InputError("output", given=f"the folder {output}", expected="a file", hint=f"{output}/report.html")
-    console, aside = Console(highlight=False), Console(stderr=True, highlight=False)
+    console = Console(highlight=False)
+    # One console for both where both are seen, so that tables push the bar down and do not run into it.
+    aside = console if show and console.is_terminal else Console(stderr=True, highlight=False)
     about, parts = machine(), {}
     try:
-        with watched(aside, list(PARTS)) as tell:
+        with watched(aside, {name: part.seconds(order) for name, part in PARTS.items()}) as tell:
             for name, data in measured(order, tell):
                 parts[name] = data
                 if show:

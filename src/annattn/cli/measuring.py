@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from annattn.report import PARTS
 from annattn.report.page import percent, seconds, times
@@ -19,10 +20,19 @@ Tell = Callable[[str, float, str], None]
 """Told a part's name, the share of it that is done, and what comes next."""
 
 
+class _TimeLeft(ProgressColumn):
+    """What is left at the pace so far; the parts' expected seconds until there is a pace."""
+
+    def render(self, task: Task) -> Text:
+        """Minutes and seconds."""
+        total, done, elapsed = task.total or 0.0, task.completed, task.elapsed or 0.0
+        left = (total - done) * (max(1.0, elapsed / done) if done > 0.1 * total else 1.0)
+        return Text(f"{int(left) // 60}:{int(left) % 60:02d} left", style="progress.remaining")
+
+
 @contextmanager
-def watched(console: Console, parts: list[str]) -> Iterator[Tell]:
-    """A bar over these parts with an estimate of the time left; when nobody watches, a line whenever a part begins."""
-    weights = {name: PARTS[name].seconds for name in parts}
+def watched(console: Console, expected: dict[str, float]) -> Iterator[Tell]:
+    """A bar over parts that take the expected seconds; when nobody watches, a line whenever a part begins."""
     started = time.monotonic()
     if not console.is_terminal:
         begun: set[str] = set()
@@ -30,22 +40,21 @@ def watched(console: Console, parts: list[str]) -> Iterator[Tell]:
         def line(part: str, done: float, what: str) -> None:
             if part not in begun:
                 begun.add(part)
-                console.print(
-                    f"[{time.monotonic() - started:4.0f} s] {PARTS[part].title}", markup=False, highlight=False
-                )
+                console.print(f"{time.monotonic() - started:4.0f} s  {PARTS[part].title}")
 
         yield line
         return
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn())
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("", total=sum(weights.values()))
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, _TimeLeft(), console=console, transient=True) as bar:
+        task = bar.add_task("", total=sum(expected.values()))
+        order = list(expected)
 
         def update(part: str, done: float, what: str) -> None:
-            before = sum(weights[name] for name in parts[: parts.index(part)])
+            before = sum(expected[name] for name in order[: order.index(part)])
             text = f"{PARTS[part].title}: {what}" if what else PARTS[part].title
-            room = max(12, console.width - 56)
+            room = max(12, console.width - 49)
             text = text if len(text) <= room else text[: room - 1] + "…"
-            bar.update(task, completed=before + done * weights[part], description=text)
+            bar.update(task, completed=before + done * expected[part], description=text)
 
         yield update
 
@@ -70,14 +79,14 @@ def speed_table(part: dict[str, Any]) -> Table:
 
 def _attention_table(part: dict[str, Any]) -> Table:
     table = Table(
-        title="Distance of hashed from expected weights, 0 to 1, on one held-out word of a trained model",
+        title="Distance of hashed from expected weights, from 0 to 1, by number of tables",
         title_justify="left",
     )
     table.add_column("layer")
     table.add_column("hashes", justify="right")
     every = sorted({count for layer in part["layers"] for count in layer["tables"]})
     for count in every:
-        table.add_column(f"{count} table{'s' * (count > 1)}", justify="right")
+        table.add_column(str(count), justify="right", no_wrap=True)
     for number, layer in enumerate(part["layers"], 1):
         for at, (z, row) in enumerate(zip(layer["hashes"], layer["rows"], strict=True)):
             known = dict(zip(layer["tables"], (f"{cell['distance']:.2f}" for cell in row["cells"]), strict=True))
@@ -87,14 +96,15 @@ def _attention_table(part: dict[str, Any]) -> Table:
 
 def _models_table(part: dict[str, Any]) -> Table:
     table = Table(
-        title=f"Wrong tokens, {part['samples']} held-out sequences, mean of {part['draws']} draws; * as trained",
+        title=f"Wrong tokens of {part['samples']} sequences, mean of {part['draws']} draws, "
+        "by number of tables; * as trained",
         title_justify="left",
     )
     table.add_column("model, layer")
     table.add_column("hashes", justify="right")
     every = sorted({count for model in part["models"] for layer in model["layers"] for count in layer["tables"]})
     for count in every:
-        table.add_column(f"{count} table{'s' * (count > 1)}", justify="right")
+        table.add_column(str(count), justify="right", no_wrap=True)
     for model in part["models"]:
         for number, layer in enumerate(model["layers"], 1):
             for at, (z, row) in enumerate(zip(layer["hashes"], layer["errors"], strict=True)):

@@ -16,7 +16,7 @@ from annattn.report.speed import lengths, speed
 from annattn.report.theorems import rows
 from annattn.report.theory import k_hop
 
-__all__ = ["PARTS", "Order", "Part", "document", "measured", "read_results", "written"]
+__all__ = ["PARTS", "Order", "Part", "document", "measured", "read_results", "writable", "written"]
 
 FORMAT = 1
 
@@ -36,36 +36,40 @@ class Order:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the report: its title, the seconds it takes on two quiet cores, and how it is measured."""
+    """A part of the report: its title, the seconds to expect on two quiet cores, and how it is measured."""
 
     title: str
-    seconds: float
+    seconds: Callable[[Order], float]
     measure: Callable[[Order, Progress], dict[str, Any]]
 
 
 PARTS: dict[str, Part] = {
     "speed": Part(
-        "Speed", 40, lambda order, progress: speed(lengths(order.longest), seed=order.seed, progress=progress)
+        "Speed",
+        lambda order: 6 + 25 * (order.longest / 65_536) ** 2,
+        lambda order, progress: speed(lengths(order.longest), seed=order.seed, progress=progress),
     ),
     "attention": Part(
         "Attention one can see",
-        2,
+        lambda order: 2,
         lambda order, progress: pictures(tokens=12 if order.quick else 40, seed=order.seed, progress=progress),
     ),
     "models": Part(
         "Trained models",
-        20,
+        lambda order: 2 if order.quick else 20,
         lambda order, progress: errors(
             samples=4 if order.quick else 64, draws=2 if order.quick else 3, seed=order.seed, progress=progress
         ),
     ),
     "theory": Part(
         "Theory that runs",
-        10,
+        lambda order: 3 if order.quick else 8,
         lambda order, progress: k_hop(words=1 if order.quick else 4, seed=order.seed, progress=progress),
     ),
     "theorems": Part(
-        "The theorems", 60, lambda order, progress: rows(effort="tiny" if order.quick else "quick", progress=progress)
+        "The theorems",
+        lambda order: 10 if order.quick else 60,
+        lambda order, progress: rows(effort="tiny" if order.quick else "quick", progress=progress),
     ),
 }
 
@@ -106,6 +110,18 @@ def read_results(path: Path) -> dict[str, Any]:
     if missing:
         raise InputError("results", given=f"{path} without {', '.join(missing)}", expected=expected)
     return found
+
+
+def writable(path: Path) -> None:
+    """Refuse a path that cannot be written, now and not after minutes of measuring.
+
+    >>> writable(Path("report.html"))
+    """
+    if path.is_dir():
+        raise InputError("output", given=f"the folder {path}", expected="a file", hint=f"{path / 'report.html'}")
+    folder = next(one for one in path.absolute().parents if one.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError("output", given=str(path), expected=f"a file that can be written: {folder} allows none")
 
 
 def written(text: str, path: Path) -> Path:
