@@ -49,7 +49,13 @@ def command(monkeypatch, capsys, numbers, tmp_path):
 def test_demo_prints_every_part_and_writes_the_page_and_its_numbers(command, numbers, tmp_path):
     code, output, errors = command("demo", "--output", "out/page.html")
     assert code == 0
-    for expected in ("Time of a call", "Distance of hashed", "Wrong tokens", "2-hop of 9 letters", "Theorems, tiny"):
+    for expected in (
+        "Milliseconds a call",
+        "Weights of a trained head",
+        "Wrong tokens",
+        "2-hop of 9 letters",
+        "Theorems, tiny",
+    ):
         assert expected in output
     assert output.rstrip().endswith("page.html")
     assert [path.name for path in sorted((tmp_path / "out").iterdir())] == ["page.html", "page.json"]

@@ -1,20 +1,24 @@
 """What `demo`, `report` and `bench` share: a progress bar for watchers, plain lines for pipes, tables of each part."""
 
+import base64
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from annattn.report import PARTS
-from annattn.report.page import percent, seconds, times
+from annattn.report.page import percent, times
 from annattn.report.speed import LABELS
 
 __all__ = ["TABLES", "Tell", "speed_table", "watched"]
+
+_SHADES = " ░▒▓█"
 
 Tell = Callable[[str, float, str], None]
 """Told a part's name, the share of it that is done, and what comes next."""
@@ -59,66 +63,83 @@ def watched(console: Console, expected: dict[str, float]) -> Iterator[Tell]:
         yield update
 
 
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+
+
+def _milliseconds(value: float) -> str:
+    value *= 1e3
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
 def speed_table(part: dict[str, Any]) -> Table:
     """Times of a call at every length."""
     used = part["settings"]
-    table = Table(
-        title=f"Time of a call: {used['heads']} head{'s' * (used['heads'] > 1)} of width {used['dim']}, "
-        f"{used['tables']} tables of {used['hashes']} hashes",
-        title_justify="left",
+    table = _table(
+        f"Milliseconds a call: {used['heads']} head{'s' * (used['heads'] > 1)} of width {used['dim']}, "
+        f"{used['tables']} tables of {used['hashes']} hashes"
     )
     table.add_column("tokens", justify="right", no_wrap=True)
     for name in LABELS:
         table.add_column("copying" if name == "floor" else LABELS[name], justify="right")
     table.add_column("softmax / ANNA", justify="right", style="bold")
     for row in part["rows"]:
-        cells = (seconds(row["seconds"][name]) for name in LABELS)
+        cells = (_milliseconds(row["seconds"][name]) for name in LABELS)
         table.add_row(f"{row['tokens']:,}", *cells, times(row["ratio"]["softmax / ANNA"]))
     return table
 
 
-def _attention_table(part: dict[str, Any]) -> Table:
-    table = Table(
-        title="Distance of hashed from expected weights, from 0 to 1, by number of tables",
-        title_justify="left",
-    )
-    table.add_column("layer")
-    table.add_column("hashes", justify="right")
-    every = sorted({count for layer in part["layers"] for count in layer["tables"]})
-    for count in every:
-        table.add_column(str(count), justify="right", no_wrap=True)
-    for number, layer in enumerate(part["layers"], 1):
-        for at, (z, row) in enumerate(zip(layer["hashes"], layer["rows"], strict=True)):
-            known = dict(zip(layer["tables"], (f"{cell['distance']:.2f}" for cell in row["cells"]), strict=True))
-            table.add_row("" if at else str(number), str(z), *(known.get(count, "") for count in every))
+def _attention_pictures(part: dict[str, Any], shown: int = 23) -> Table:
+    """The weights of the first layer as it was trained, a character a weight; as many tokens as a terminal is wide."""
+    layer = part["layers"][0]
+    used = layer["trained"]
+    row = layer["rows"][layer["hashes"].index(used["hashes"])]
+    cell = row["cells"][layer["tables"].index(used["tables"])]
+    heads = ("softmax", "expected", f"{used['tables']} tables of {used['hashes']}")
+    table = _table("Weights of a trained head: rows are queries, columns keys")
+    for head in heads:
+        table.add_column(head, no_wrap=True, overflow="crop")
+    pictures = [_picture(packed, shown) for packed in (row["softmax"], row["expected"], cell["weights"])]
+    table.add_row(*pictures)
+    table.caption = f"distance of hashed from expected weights: {cell['distance']:.2f}, where 0 is equal and 1 disjoint"
+    table.caption_justify = "left"
     return table
 
 
+def _picture(packed: str, shown: int) -> Text:
+    """Packed weights of the first queries as shades."""
+    weights, lines = base64.b64decode(packed), []
+    for query in range(min(shown, int((2 * len(weights)) ** 0.5))):
+        start = query * (query + 1) // 2
+        # The square root lets small weights be seen.
+        lines.append("".join(_SHADES[round(4 * (byte / 255) ** 0.5)] for byte in weights[start : start + query + 1]))
+    return Text("\n".join(lines), no_wrap=True, overflow="crop")
+
+
 def _models_table(part: dict[str, Any]) -> Table:
-    table = Table(
-        title=f"Wrong tokens of {part['samples']} sequences, mean of {part['draws']} draws, "
-        "by number of tables; * as trained",
-        title_justify="left",
-    )
-    table.add_column("model, layer")
-    table.add_column("hashes", justify="right")
+    """Errors with the hashes that a layer was trained with; the page has the others."""
+    table = _table(f"Wrong tokens, %, by number of tables; mean of {part['draws']} draws; * as trained")
+    table.add_column("model", min_width=9)
     every = sorted({count for model in part["models"] for layer in model["layers"] for count in layer["tables"]})
     for count in every:
-        table.add_column(str(count), justify="right", no_wrap=True)
+        table.add_column(str(count), justify="right")
     for model in part["models"]:
         for number, layer in enumerate(model["layers"], 1):
-            for at, (z, row) in enumerate(zip(layer["hashes"], layer["errors"], strict=True)):
-                known = {
-                    count: percent(cell["mean"]) + "*" * (layer["trained"] == {"tables": count, "hashes": z})
-                    for count, cell in zip(layer["tables"], row, strict=True)
-                }
-                name = "" if at else f"{model['task']}, {number}"
-                table.add_row(name, str(z), *(known.get(count, "") for count in every))
+            used = layer["trained"]
+            row = layer["errors"][layer["hashes"].index(used["hashes"])]
+            known = {
+                count: percent(cell["mean"]).removesuffix(" %") + "*" * (count == used["tables"])
+                for count, cell in zip(layer["tables"], row, strict=True)
+            }
+            where = f", layer {number}" if len(model["layers"]) > 1 else ""
+            table.add_row(f"{model['task']}{where}", *(known.get(count, "") for count in every))
     return table
 
 
 def _theory_table(part: dict[str, Any]) -> Table:
-    table = Table("", "protocol", "transformer", title=f"{part['k']}-hop of {part['n']} letters", title_justify="left")
+    table = _table(f"{part['k']}-hop of {part['n']} letters: a protocol, and the transformer compiled from it")
+    for column in ("", "protocol", "transformer"):
+        table.add_column(column)
     sizes = part["sizes"]
     same = sum(one["same"] for one in part["rounds"])
     table.add_row("in parallel", f"{part['machines']} machines", f"{sizes['heads']} heads")
@@ -130,7 +151,7 @@ def _theory_table(part: dict[str, Any]) -> Table:
 
 
 def _theorems_table(part: dict[str, Any]) -> Table:
-    table = Table(title=f"Theorems, {part['effort']} sizes", title_justify="left")
+    table = _table(f"Theorems, {part['effort']} sizes")
     table.add_column("theorem", overflow="fold")
     table.add_column("right outputs", justify="right")
     table.add_column("bounds kept", justify="right")
@@ -144,7 +165,7 @@ def _theorems_table(part: dict[str, Any]) -> Table:
 
 TABLES: dict[str, Callable[[dict[str, Any]], Table]] = {
     "speed": speed_table,
-    "attention": _attention_table,
+    "attention": _attention_pictures,
     "models": _models_table,
     "theory": _theory_table,
     "theorems": _theorems_table,

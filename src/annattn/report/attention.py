@@ -58,7 +58,15 @@ def pictures(*, tokens: int = 40, seed: int = 0, progress: Progress = silent) ->
                     }
                 )
             rows.append(row)
-        layers.append({"tables": tables, "hashes": hashes, "rows": rows})
+        used = hashed(model, layer)
+        layers.append(
+            {
+                "trained": {"tables": used.tables, "hashes": used.hashes},
+                "tables": tables,
+                "hashes": hashes,
+                "rows": rows,
+            }
+        )
     return {
         "model": MODEL,
         "seed": seed,

@@ -18,7 +18,7 @@ _TABLES = (1, 2, 4, 8, 16, 32, 64)
 _HASHES = {"hyperplane": (2, 4, 6, 8), "cross_polytope": (1, 2, 3)}
 
 
-def errors(*, samples: int = 64, draws: int = 3, seed: int = 0, progress: Progress = silent) -> dict[str, Any]:
+def errors(*, samples: int = 32, draws: int = 4, seed: int = 0, progress: Progress = silent) -> dict[str, Any]:
     """Share of wrong tokens of the models that come with the library, one layer's tables and hashes changed at a time.
 
     The other layers stay as they were trained. Mean and standard deviation over draws of the hash functions, on

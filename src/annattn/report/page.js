@@ -91,7 +91,7 @@
       byId("lens-layers").append(label);
     });
     const asTrained = () => {
-      const part = attention.layers[layer], used = data.trained[layer];
+      const part = attention.layers[layer], used = part.trained;
       sliders.tables.max = part.tables.length - 1;
       sliders.hashes.max = part.hashes.length - 1;
       sliders.tables.value = part.tables.indexOf(used.tables);

@@ -194,5 +194,4 @@ def _for_script(results: Mapping[str, Any]) -> str:
     needed = {name: results[name] for name in ("attention", "theory")}
     swept = {model["name"]: model for model in results["models"]["models"]}[results["attention"]["model"]]
     needed["errors"] = [layer["errors"] for layer in swept["layers"]]
-    needed["trained"] = [layer["trained"] for layer in swept["layers"]]
     return json.dumps(needed, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -56,9 +56,9 @@ PARTS: dict[str, Part] = {
     ),
     "models": Part(
         "Trained models",
-        lambda order: 2 if order.quick else 20,
+        lambda order: 2 if order.quick else 15,
         lambda order, progress: errors(
-            samples=4 if order.quick else 64, draws=2 if order.quick else 3, seed=order.seed, progress=progress
+            samples=4 if order.quick else 32, draws=2 if order.quick else 4, seed=order.seed, progress=progress
         ),
     ),
     "theory": Part(
