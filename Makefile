@@ -8,7 +8,7 @@ READY := $(VENV)/ready
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    hash, attend and print a table"
+	@echo "make demo    measure everything here, show it, and write report.html (under three minutes)"
 	@echo "make test    all tests, in parallel"
 	@echo "make lint    ruff, pyright and import-linter"
 	@echo "make docs    the pages of docs/ and the reference as a site: site/index.html"

@@ -26,14 +26,6 @@ def command(monkeypatch, capsys):
     return call
 
 
-def test_demo_checks_its_answers_and_prints_a_table():
-    done = annattn("demo", "--longest", "2048")
-    assert done.returncode == 0, done.stderr
-    rows = [line for line in done.stdout.splitlines() if "│" in line]
-    assert [row.split("│")[1].strip() for row in rows[-2:]] == ["1,024", "2,048"]
-    assert all(float(row.split("│")[-2]) < 1e-5 for row in rows[-2:])
-
-
 def test_mpc_lists_every_protocol():
     from annattn.mpc.protocols import PROTOCOLS
 

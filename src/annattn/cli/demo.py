@@ -1,73 +1,100 @@
-"""`annattn demo`: hash, attend, check, and print what it costs."""
+"""`annattn demo`: measure the five parts of the report, print them, and write the page."""
 
-import statistics
-import time
-from collections.abc import Callable
+import json as json_format
+import sys
+from pathlib import Path
+from typing import Any
 
-import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
-from torch import Tensor
 
-from annattn import anna_attention, exact_match_attention, softmax_attention
-from annattn.lsh import Hasher, Hyperplane
+from annattn.cli.measuring import TABLES, watched
+from annattn.errors import InputError
+from annattn.report import PARTS, Order, document, measured, page, writable, written
+from annattn.report.machine import machine
+from annattn.report.page import headlines
+from annattn.report.speed import lengths
 
-__all__ = ["demo"]
-
-_HEAD_DIM = 64
+__all__ = ["demo", "measure"]
 
 
-def demo(*, seed: int = 0, longest: int = 16_384) -> None:
-    """Compare ANNA with softmax attention on random tokens, after checking a sample of its answers pair by pair.
+def demo(
+    *,
+    seed: int = 0,
+    longest: int = 65_536,
+    output: Path = Path("report.html"),
+    quick: bool = False,
+    json: bool = False,
+) -> None:
+    """Show what this is and that it is true: speed, attention, trained models, theory and theorems, in three minutes.
 
-    Example: annattn demo --longest 32768
+    Writes a page to open in a browser, and beside it the numbers as JSON. Exits with 1 if an output is wrong or a
+    theorem does not hold.
+
+    Example: annattn demo --longest 16384 --output report.html
 
     Args:
-        seed: decides the tokens and the hash functions.
-        longest: the largest number of tokens tried.
+        seed: decides tokens, words and hash functions.
+        longest: the largest number of tokens timed, at least 1024; softmax attention takes four times as long for each
+            doubling.
+        output: the page; the numbers go beside it, with the ending .json.
+        quick: everything small, in half a minute.
+        json: print the numbers as JSON and nothing else.
     """
-    console = Console()
-    hasher = Hyperplane(_HEAD_DIM).sample(tables=8, hashes=8, seed=seed)
-    table = Table(title="One head, dim 64, 8 tables of 8 hyperplane hashes; milliseconds")
-    for column in ("tokens", "softmax", "ANNA", "causal ANNA", "EMA", "softmax / ANNA", "largest error"):
-        table.add_column(column, justify="right")
-    sizes = [1024 * 2**step for step in range(11) if 1024 * 2**step <= max(longest, 1024)]
-    for n in track(sizes, description="attending", console=console, transient=True):
-        query, key, value = _tokens(n, seed)
-        error = _largest_error(query, key, value, hasher)
-        softmax = _milliseconds(lambda q=query, k=key, v=value: softmax_attention(q, k, v, beta=1.0))
-        anna = _milliseconds(lambda q=query, k=key, v=value: anna_attention(q, k, v, hasher))
-        causal = _milliseconds(lambda q=query, k=key, v=value: anna_attention(q, k, v, hasher, is_causal=True))
-        exact = _milliseconds(lambda q=query, k=key, v=value: exact_match_attention(q, k, v))
-        times = (softmax, anna, causal, exact)
-        table.add_row(f"{n:,}", *(f"{t:,.1f}" for t in times), f"{softmax / anna:.1f}x", f"{error:.1e}")
+    order = Order(seed, longest, quick)
+    results = measure(order, output, show=not json)
+    if json:
+        sys.stdout.write(json_format.dumps(results, ensure_ascii=False) + "\n")
+    else:
+        _summary(results, output)
+    raise SystemExit(0 if _holds(results) else 1)
+
+
+def measure(order: Order, output: Path, *, show: bool) -> dict[str, Any]:
+    """Measure every part, print its table as it is finished if wanted, and write the page and its numbers."""
+    lengths(order.longest)  # refused now, not after a minute
+    if order.seed < 0:
+        raise InputError("seed", given=order.seed, expected="an integer of at least 0")
+    writable(output)
+    numbers = output.with_suffix(".json")
+    if numbers == output:
+        raise InputError("output", given=str(output), expected="a name that ends in .html")
+    console = Console(highlight=False)
+    # One console for both where both are seen, so that tables push the bar down and do not run into it.
+    aside = console if show and console.is_terminal else Console(stderr=True, highlight=False)
+    about, parts = machine(), {}
+    try:
+        with watched(aside, {name: part.seconds(order) for name, part in PARTS.items()}) as tell:
+            for name, data in measured(order, tell):
+                parts[name] = data
+                if show:
+                    console.print(TABLES[name](data))
+                    console.print()
+        results = document(parts, about)
+        written(page(results), output)
+        written(json_format.dumps(results, ensure_ascii=False) + "\n", numbers)
+    except KeyboardInterrupt:
+        aside.print("stopped; nothing was written")
+        raise SystemExit(130) from None
+    return results
+
+
+def _summary(results: dict[str, Any], output: Path) -> None:
+    console = Console(highlight=False)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", style="bold", no_wrap=True)
+    table.add_column()
+    for figure, what in headlines(results):
+        table.add_row(figure, what)
+    about = results["machine"]
     console.print(table)
-    console.print("largest error: against the sum over all pairs, on 64 of the queries, computed in float64")
+    console.print(
+        f"\n{about['processor']}, {about['threads']} threads, torch {about['versions']['torch']}", style="dim"
+    )
+    Console(highlight=False, soft_wrap=True).print(f"the page: {output.resolve()}")
 
 
-def _tokens(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries near some keys, so that hashing has neighbours to find."""
-    generator = torch.Generator().manual_seed(seed)
-    key = torch.randn(1, 1, n, _HEAD_DIM, generator=generator)
-    near = key[:, :, torch.randperm(n, generator=generator)]
-    query = near + 0.3 * torch.randn(key.shape, generator=generator)
-    return query, key, torch.randn(1, 1, n, _HEAD_DIM, generator=generator)
-
-
-def _largest_error(query: Tensor, key: Tensor, value: Tensor, hasher: Hasher) -> float:
-    some = query[:, :, :: max(1, query.shape[2] // 64)]
-    counts = (hasher(some)[..., :, None, :] == hasher(key)[..., None, :, :]).sum(-1).double()
-    expected = counts @ value.double() / counts.sum(-1, keepdim=True).clamp(min=1)
-    return (anna_attention(some, key, value, hasher).double() - expected).abs().max().item()
-
-
-def _milliseconds(run: Callable[[], object], least: float = 0.2) -> float:
-    """Median time of a call, over at least three calls and `least` seconds, after one to warm up."""
-    run()
-    times: list[float] = []
-    while len(times) < 3 or sum(times) < least:
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return 1000 * statistics.median(times)
+def _holds(results: dict[str, Any]) -> bool:
+    theory = results["theory"]
+    same = theory["equal"] == theory["compared"] and all(one["same"] for one in theory["rounds"])
+    return same and all(row["holds"] for row in results["theorems"]["rows"])

@@ -1,0 +1,67 @@
+"""`annattn bench`: how fast ANNA is on the machine at hand."""
+
+import json as json_format
+import sys
+
+from rich.console import Console
+
+from annattn.cli.measuring import speed_table, watched
+from annattn.report import PARTS, Order
+from annattn.report.machine import machine
+from annattn.report.speed import lengths, speed
+
+__all__ = ["bench"]
+
+
+def bench(
+    *,
+    longest: int = 16_384,
+    tables: int = 8,
+    hashes: int = 8,
+    dim: int = 64,
+    heads: int = 1,
+    seed: int = 0,
+    json: bool = False,
+) -> None:
+    """Time ANNA, torch's softmax attention and plain copying here, and say from which length ANNA is the faster.
+
+    Answers are checked before they are timed. The comparison with other libraries, and every figure of
+    docs/performance.md, is `make bench` in a clone of the repository.
+
+    Example: annattn bench --longest 65536 --tables 16 --heads 4
+
+    Args:
+        longest: the largest number of tokens; lengths are doubled from 64.
+        tables: hash tables.
+        hashes: hash functions a table.
+        dim: width of a head.
+        heads: how many.
+        seed: decides the tokens and the hash functions.
+        json: print the numbers as JSON and nothing else.
+    """
+    sizes = lengths(longest, shortest=64)
+    about, aside = machine(), Console(stderr=True, highlight=False)
+    try:
+        with watched(aside, {"speed": PARTS["speed"].seconds(Order(longest=longest))}) as tell:
+            found = speed(
+                sizes,
+                tables=tables,
+                hashes=hashes,
+                dim=dim,
+                heads=heads,
+                seed=seed,
+                progress=lambda done, what: tell("speed", done, what),
+            )
+    except KeyboardInterrupt:
+        aside.print("stopped")
+        raise SystemExit(130) from None
+    if json:
+        sys.stdout.write(json_format.dumps({"machine": about, **found}) + "\n")
+        return
+    console = Console(highlight=False)
+    console.print(speed_table(found))
+    first = found["faster_from"]
+    if first is None:
+        console.print(f"ANNA is not faster than softmax attention up to {sizes[-1]:,} tokens here")
+    else:
+        console.print(f"ANNA is faster than softmax attention here from {first:,} tokens on (lengths doubled from 64)")

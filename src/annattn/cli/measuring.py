@@ -1,0 +1,172 @@
+"""What `demo`, `report` and `bench` share: a progress bar for watchers, plain lines for pipes, tables of each part."""
+
+import base64
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from annattn.report import PARTS
+from annattn.report.page import percent, times
+from annattn.report.speed import LABELS
+
+__all__ = ["TABLES", "Tell", "speed_table", "watched"]
+
+_SHADES = " ░▒▓█"
+
+Tell = Callable[[str, float, str], None]
+"""Told a part's name, the share of it that is done, and what comes next."""
+
+
+class _TimeLeft(ProgressColumn):
+    """What is left at the pace so far; the parts' expected seconds until there is a pace."""
+
+    def render(self, task: Task) -> Text:
+        """Minutes and seconds."""
+        total, done, elapsed = task.total or 0.0, task.completed, task.elapsed or 0.0
+        left = (total - done) * (max(1.0, elapsed / done) if done > 0.1 * total else 1.0)
+        return Text(f"{int(left) // 60}:{int(left) % 60:02d} left", style="progress.remaining")
+
+
+@contextmanager
+def watched(console: Console, expected: dict[str, float]) -> Iterator[Tell]:
+    """A bar over parts that take the expected seconds; when nobody watches, a line whenever a part begins."""
+    started = time.monotonic()
+    if not console.is_terminal:
+        begun: set[str] = set()
+
+        def line(part: str, done: float, what: str) -> None:
+            if part not in begun:
+                begun.add(part)
+                console.print(f"{time.monotonic() - started:4.0f} s  {PARTS[part].title}")
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, _TimeLeft(), console=console, transient=True) as bar:
+        task = bar.add_task("", total=sum(expected.values()))
+        order = list(expected)
+
+        def update(part: str, done: float, what: str) -> None:
+            before = sum(expected[name] for name in order[: order.index(part)])
+            text = f"{PARTS[part].title}: {what}" if what else PARTS[part].title
+            room = max(12, console.width - 49)
+            text = text if len(text) <= room else text[: room - 1] + "…"
+            bar.update(task, completed=before + done * expected[part], description=text)
+
+        yield update
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+
+
+def _milliseconds(value: float) -> str:
+    value *= 1e3
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def speed_table(part: dict[str, Any]) -> Table:
+    """Times of a call at every length."""
+    used = part["settings"]
+    table = _table(
+        f"Milliseconds a call: {used['heads']} head{'s' * (used['heads'] > 1)} of width {used['dim']}, "
+        f"{used['tables']} tables of {used['hashes']} hashes"
+    )
+    table.add_column("tokens", justify="right", no_wrap=True)
+    for name in LABELS:
+        table.add_column("copying" if name == "floor" else LABELS[name], justify="right")
+    table.add_column("softmax / ANNA", justify="right", style="bold")
+    for row in part["rows"]:
+        cells = (_milliseconds(row["seconds"][name]) for name in LABELS)
+        table.add_row(f"{row['tokens']:,}", *cells, times(row["ratio"]["softmax / ANNA"]))
+    return table
+
+
+def _attention_pictures(part: dict[str, Any], shown: int = 23) -> Table:
+    """The weights of the first layer as it was trained, a character a weight; as many tokens as a terminal is wide."""
+    layer = part["layers"][0]
+    used = layer["trained"]
+    row = layer["rows"][layer["hashes"].index(used["hashes"])]
+    cell = row["cells"][layer["tables"].index(used["tables"])]
+    heads = ("softmax", "expected", f"{used['tables']} tables of {used['hashes']}")
+    table = _table("Weights of a trained head: rows are queries, columns keys")
+    for head in heads:
+        table.add_column(head, no_wrap=True, overflow="crop")
+    pictures = [_picture(packed, shown) for packed in (row["softmax"], row["expected"], cell["weights"])]
+    table.add_row(*pictures)
+    table.caption = f"distance of hashed from expected weights: {cell['distance']:.2f}, where 0 is equal and 1 disjoint"
+    table.caption_justify = "left"
+    return table
+
+
+def _picture(packed: str, shown: int) -> Text:
+    """Packed weights of the first queries as shades."""
+    weights, lines = base64.b64decode(packed), []
+    for query in range(min(shown, int((2 * len(weights)) ** 0.5))):
+        start = query * (query + 1) // 2
+        # The square root lets small weights be seen.
+        lines.append("".join(_SHADES[round(4 * (byte / 255) ** 0.5)] for byte in weights[start : start + query + 1]))
+    return Text("\n".join(lines), no_wrap=True, overflow="crop")
+
+
+def _models_table(part: dict[str, Any]) -> Table:
+    """Errors with the hashes that a layer was trained with; the page has the others."""
+    table = _table(f"Wrong tokens, %, by number of tables; mean of {part['draws']} draws; * as trained")
+    table.add_column("model", min_width=9)
+    every = sorted({count for model in part["models"] for layer in model["layers"] for count in layer["tables"]})
+    for count in every:
+        table.add_column(str(count), justify="right")
+    for model in part["models"]:
+        for number, layer in enumerate(model["layers"], 1):
+            used = layer["trained"]
+            row = layer["errors"][layer["hashes"].index(used["hashes"])]
+            known = {
+                count: percent(cell["mean"]).removesuffix(" %") + "*" * (count == used["tables"])
+                for count, cell in zip(layer["tables"], row, strict=True)
+            }
+            where = f", layer {number}" if len(model["layers"]) > 1 else ""
+            table.add_row(f"{model['task']}{where}", *(known.get(count, "") for count in every))
+    return table
+
+
+def _theory_table(part: dict[str, Any]) -> Table:
+    table = _table(f"{part['k']}-hop of {part['n']} letters: a protocol, and the transformer compiled from it")
+    for column in ("", "protocol", "transformer"):
+        table.add_column(column)
+    sizes = part["sizes"]
+    same = sum(one["same"] for one in part["rounds"])
+    table.add_row("in parallel", f"{part['machines']} machines", f"{sizes['heads']} heads")
+    table.add_row("in sequence", f"{len(part['rounds'])} rounds", f"{sizes['layers']} layers")
+    table.add_row("in one place", f"{part['memory_words']} words", f"{sizes['value_width']:,} numbers a value")
+    table.add_row("same messages", f"after {len(part['rounds'])} rounds", f"after {same} of as many layers")
+    table.add_row("right outputs", "", f"{part['equal']} of {part['compared']} words, EMA and ANNA")
+    return table
+
+
+def _theorems_table(part: dict[str, Any]) -> Table:
+    table = _table(f"Theorems, {part['effort']} sizes")
+    table.add_column("theorem", overflow="fold")
+    table.add_column("right outputs", justify="right")
+    table.add_column("bounds kept", justify="right")
+    table.add_column("holds")
+    for row in part["rows"]:
+        kept = f"{row['kept']} of {row['kept'] + len(row['broken'])}"
+        right = f"{row['equal']:,} of {row['inputs']:,}"
+        table.add_row(row["theorem"], right, kept, "yes" if row["holds"] else "[bold]NO[/bold]")
+    return table
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], Table]] = {
+    "speed": speed_table,
+    "attention": _attention_pictures,
+    "models": _models_table,
+    "theory": _theory_table,
+    "theorems": _theorems_table,
+}

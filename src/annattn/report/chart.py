@@ -1,0 +1,125 @@
+"""Line charts as SVG text; colours are the page's, by class."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+__all__ = ["Axis", "Line", "chart"]
+
+_TOP, _BOTTOM, _GAP, _LETTER = 30, 46, 15, 7.0
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A label, the ticks as (value, text), and whether it is logarithmic; it reaches from the first tick to the last.
+
+    >>> Axis("tokens", [(1, "1"), (4, "4")], log=True).share(2)
+    0.5
+    """
+
+    label: str
+    ticks: Sequence[tuple[float, str]]
+    log: bool = False
+
+    def share(self, value: float) -> float:
+        """Where a value lies between the ends: 0 at the first, 1 at the last."""
+        low, high = self.ticks[0][0], self.ticks[-1][0]
+        if low == high:
+            return 0.5
+        if self.log:
+            return math.log(value / low) / math.log(high / low)
+        return (value - low) / (high - low)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points of one series, and how it looks.
+
+    kind: "accent" for what the chart is about, "plain" or "faint" for what it is compared with. spread: half the height
+    of the band around each point. ring: the x of a point to be marked.
+    """
+
+    label: str
+    points: Sequence[tuple[float, float]]
+    kind: str = "plain"
+    dashed: bool = False
+    spread: Sequence[float] = field(default=())
+    ring: float | None = None
+
+
+def chart(lines: Sequence[Line], x: Axis, y: Axis, *, title: str, description: str, width: int, height: int) -> str:
+    """Lines with their labels at their right ends; `description` is what a reader who cannot see it is told.
+
+    >>> line = Line("a", [(1, 1), (2, 2)])
+    >>> ticks = [(1, "1"), (2, "2")]
+    >>> chart([line], Axis("x", ticks), Axis("y", ticks), title="t", description="d", width=300, height=200)[:4]
+    '<svg'
+    """
+    left = 12 + _LETTER * max(len(text) for _, text in y.ticks)
+    right = width - 14 - _LETTER * max(len(line.label) for line in lines)
+    bottom = height - _BOTTOM
+
+    def at(point: tuple[float, float]) -> tuple[float, float]:
+        return left + (right - left) * x.share(point[0]), bottom - (bottom - _TOP) * y.share(point[1])
+
+    told = escape(f"{title}. {description}")
+    parts = [f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{told}">']
+    for value, text in y.ticks:
+        height_ = at((x.ticks[0][0], value))[1]
+        parts.append(f'<path class="grid" d="M{left:.1f} {height_:.1f}H{right:.1f}"/>')
+        parts.append(_text(left - 8, height_ + 4, text, "end"))
+    every = math.ceil(len(x.ticks) * (1 + max(len(text) for _, text in x.ticks)) * _LETTER / (right - left))
+    for number, (value, text) in enumerate(x.ticks):
+        # Ticks that would run into each other are left out, counted from the last, which is the most telling.
+        if (len(x.ticks) - 1 - number) % every == 0:
+            parts.append(_text(at((value, y.ticks[0][0]))[0], bottom + 18, text, "middle"))
+    parts.append(_text(left, 14, y.label, "start", "axis"))
+    parts.append(_text((left + right) / 2, height - 8, x.label, "middle", "axis"))
+    for line in lines:
+        parts += _drawn(line, at)
+    ends = _apart([at(line.points[-1])[1] for line in lines], _TOP, bottom)
+    for line, end in zip(lines, ends, strict=True):
+        parts.append(_text(right + 9, end + 4, line.label, "start", f"name {line.kind}"))
+    return "".join([*parts, "</svg>"])
+
+
+def _drawn(line: Line, at: Callable[[tuple[float, float]], tuple[float, float]]) -> list[str]:
+    parts = []
+    if line.spread:
+        upper = [at((px, py + s)) for (px, py), s in zip(line.points, line.spread, strict=True)]
+        lower = [at((px, max(0.0, py - s))) for (px, py), s in zip(line.points, line.spread, strict=True)]
+        parts.append(f'<path class="band {line.kind}" d="M{_path([*upper, *reversed(lower)])}Z"/>')
+    dashed = " dashed" if line.dashed else ""
+    parts.append(f'<path class="line {line.kind}{dashed}" d="M{_path([at(point) for point in line.points])}"/>')
+    for point in line.points:
+        px, py = at(point)
+        if line.kind == "accent":
+            parts.append(f'<circle class="dot {line.kind}" cx="{px:.1f}" cy="{py:.1f}" r="2.6"/>')
+        if point[0] == line.ring:
+            parts.append(f'<circle class="ring" cx="{px:.1f}" cy="{py:.1f}" r="7"/>')
+    return parts
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "L".join(f"{px:.1f} {py:.1f}" for px, py in points)
+
+
+def _text(px: float, py: float, text: str, anchor: str, kind: str = "tick") -> str:
+    return f'<text class="{kind}" x="{px:.1f}" y="{py:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _apart(heights: Sequence[float], low: float, high: float) -> list[float]:
+    """Heights of labels, moved as little as keeps them from covering each other."""
+    order = sorted(range(len(heights)), key=lambda one: heights[one])
+    placed = [heights[one] for one in order]
+    for number in range(1, len(placed)):
+        placed[number] = max(placed[number], placed[number - 1] + _GAP)
+    if placed and placed[-1] > high:
+        placed[-1] = high
+        for number in range(len(placed) - 2, -1, -1):
+            placed[number] = min(placed[number], placed[number + 1] - _GAP)
+    found = [0.0] * len(heights)
+    for one, height in zip(order, placed, strict=True):
+        found[one] = height
+    return found
