@@ -111,8 +111,9 @@ class TestAttention:
             weights = np.zeros((n, n))
             weights[np.tril_indices(n)] = bytes_ / 255
             # What the layer reads is these weights times its values, which may grow with their position.
-            value = seen["value"][0, 0].detach().double().numpy() * 2.0 ** (rate * np.arange(n))[:, None]
-            read, found = weights @ value, seen["out"][0, 0].detach().double().numpy()
+            head = layer["head"]
+            value = seen["value"][0, head].detach().double().numpy() * 2.0 ** (rate * np.arange(n))[:, None]
+            read, found = weights @ value, seen["out"][0, head].detach().double().numpy()
             # A byte is off by at most half of 1/255, and a weight of 0 not at all.
             off = (weights > 0) @ np.linalg.norm(value, axis=1) * 0.5 / 255
             if rate:  # what is read is scaled to one length, but for queries that met nobody
@@ -130,8 +131,8 @@ class TestAttention:
         split = block.query_key_value(block.attention_norm(model.tokens(tokens))).detach()
         dim = model.config.dim
         # Turning by positions keeps lengths, and leaves position 0 alone.
-        torch.testing.assert_close(query[0, 0, 0], split[0, 0, :dim])
-        torch.testing.assert_close(key[0, 0].norm(dim=-1), split[0, :, dim : 2 * dim].norm(dim=-1))
+        torch.testing.assert_close(query[0, :, 0].flatten(), split[0, 0, :dim])
+        torch.testing.assert_close(key[0].norm(dim=(0, -1)), split[0, :, dim : 2 * dim].norm(dim=-1))
         assert block.attend.__name__ != "watched"
 
     def test_distance_counts_a_query_that_met_nobody_as_far(self):

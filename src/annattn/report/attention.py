@@ -11,7 +11,7 @@ from annattn.nn import AttentionConfig, ExpectedCollisionConfig, SoftmaxConfig, 
 from annattn.report.models import hashed, settings, task_of, with_layer
 from annattn.report.progress import Progress, silent
 
-__all__ = ["MODEL", "packed", "pictures", "queries_and_keys", "weights_of"]
+__all__ = ["MODEL", "nearest_head", "packed", "pictures", "queries_and_keys", "weights_of"]
 
 MODEL = "induction_direct"
 _BETAS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -19,6 +19,8 @@ _BETAS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 def pictures(*, tokens: int = 40, seed: int = 0, progress: Progress = silent) -> dict[str, Any]:
     """Weights of every layer of the induction-heads model on one held-out word, for each number of tables and hashes.
+
+    Of a layer's heads it is the one whose queries lie nearest to a key.
 
     The queries and keys of a layer are those it meets when the layers below run as trained. Softmax is given the β,
     among powers of two, whose weights come nearest to the expected ones.
@@ -34,6 +36,8 @@ def pictures(*, tokens: int = 40, seed: int = 0, progress: Progress = silent) ->
     layers = []
     for layer in range(model.config.layers):
         query, key = queries_and_keys(model.draw(seed), inputs, layer)
+        head = nearest_head(query, key)
+        query, key = query[:, head : head + 1], key[:, head : head + 1]
         tables, hashes = settings(model, layer)
         family = hashed(model, layer).family
         rows = []
@@ -61,6 +65,7 @@ def pictures(*, tokens: int = 40, seed: int = 0, progress: Progress = silent) ->
         used = hashed(model, layer)
         layers.append(
             {
+                "head": head,
                 "trained": {"tables": used.tables, "hashes": used.hashes},
                 "tables": tables,
                 "hashes": hashes,
@@ -97,6 +102,18 @@ def queries_and_keys(model: Transformer, tokens: Tensor, layer: int) -> tuple[Te
     finally:
         block.attend = attend
     return seen[0], seen[1]
+
+
+def nearest_head(query: Tensor, key: Tensor) -> int:
+    """The head whose queries have, on average, the largest cosine with a key they may see.
+
+    >>> query = torch.tensor([[[[1.0, 0.0]], [[1.0, 0.0]]]])
+    >>> nearest_head(query, torch.tensor([[[[0.0, 1.0]], [[2.0, 0.0]]]]))
+    1
+    """
+    cosine = torch.nn.functional.normalize(query, dim=-1) @ torch.nn.functional.normalize(key, dim=-1).mT
+    hidden = torch.ones(cosine.shape[-2:], dtype=torch.bool).triu(1)
+    return int(cosine.masked_fill(hidden, -1).amax(-1).mean(-1)[0].argmax())
 
 
 def weights_of(mechanism: AttentionConfig, query: Tensor, key: Tensor, layer: int, seed: int) -> Tensor:
