@@ -190,6 +190,19 @@ def test_a_shift_of_wave_positions_is_one_rotation():
     assert cosines.fill_diagonal_(0).abs().max() < 0.75
 
 
+def test_alike_layers_meet_equal_content_and_pass_it_on_at_the_start():
+    config = TransformerConfig(10, 2, length=8, dim=16, attention=(SoftmaxConfig(),) * 2, rotary=(True, False))
+    plain, alike = Transformer(config, seed=0), Transformer(replace(config, alike=True), seed=0)
+    x = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
+    for layer, (mine, other) in enumerate(zip(alike.blocks, plain.blocks, strict=True)):
+        query, key, value = mine.query_key_value.weight.detach().split(16)
+        torch.testing.assert_close(x @ value.T @ mine.out.weight.T.detach(), x)
+        if layer:
+            torch.testing.assert_close(x @ query.T, x @ key.T)
+        else:
+            assert torch.equal(query, other.query_key_value.weight[:16])
+
+
 def test_rotary_layers_see_distances_only():
     q, k = torch.randn(2, 1, 1, 1, 16, generator=torch.Generator().manual_seed(0))
     near, far = (turned(q, torch.tensor([at])) @ turned(k, torch.tensor([at - 3])).mT for at in (5, 4000))

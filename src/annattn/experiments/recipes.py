@@ -127,34 +127,32 @@ def _k_hop_direct() -> Recipe:
 
 def _recall(stages: tuple[Stage, ...], attention: tuple[AttentionConfig, ...]) -> Recipe:
     options: dict[str, Any] = {"n": 256, "pairs": 64, "keys": 4096, "values": 64}
-    model = _model(AssociativeRecall(**options), attention, length=16_384, positions="none", rotary=(True, False))
+    places: dict[str, Any] = {"length": 16_384, "positions": "none", "rotary": (True, False), "alike": True}
     return Recipe(
         task="associative_recall",
         task_options=options,
-        model=model,
+        model=_model(AssociativeRecall(**options), attention, **places),
         stages=stages,
         batch=16,
-        rate=2e-3,
+        rate=3e-3,
     )
 
 
 def _recall_anna() -> Recipe:
-    def sampled(hashes: int) -> tuple[AttentionConfig, ...]:
-        return (
-            SampledCollisionConfig("cross_polytope", 16, hashes),
-            SampledCollisionConfig("cross_polytope", 8, hashes),
-        )
+    def sampled(first: int, second: int) -> tuple[AttentionConfig, ...]:
+        return SampledCollisionConfig("hyperplane", 16, first), SampledCollisionConfig("hyperplane", 8, second)
 
+    # At 16,384 tokens a query has 64 times the keys to miss, so the hashes end up sharper than 256 tokens ask for.
     stages = (
-        Stage(500, (ExpectedCollisionConfig("hyperplane", 12),) * 2),
-        Stage(400, sampled(1), (0.0, 1.0)),
-        Stage(600, sampled(2)),
+        Stage(500, (ExpectedCollisionConfig("hyperplane", 8), ExpectedCollisionConfig("hyperplane", 16))),
+        Stage(300, sampled(12, 16), (0.0, 1.0)),
+        Stage(300, sampled(18, 18)),
     )
-    return _recall(stages, (AnnaConfig("cross_polytope", 16, 3), AnnaConfig("cross_polytope", 8, 3)))
+    return _recall(stages, (AnnaConfig("hyperplane", 16, 18), AnnaConfig("hyperplane", 8, 18)))
 
 
 def _recall_alike(mechanism: AttentionConfig) -> Recipe:
-    return _recall((Stage(1500, (mechanism,) * 2),), (mechanism,) * 2)
+    return _recall((Stage(1100, (mechanism,) * 2),), (mechanism,) * 2)
 
 
 RECIPES: dict[str, Recipe] = {

@@ -25,6 +25,8 @@ class TransformerConfig:
     - positions: "learned" rows up to `length`; "waves" (see `waves`), which have no end; "none".
     - rotary: for each layer, whether its queries and keys are turned by their positions, at the frequencies of `waves`,
       so that it sees distances between positions and not the positions. Element-wise too: each row by its own position.
+    - alike: start with heads that pass on unchanged what they read, and, in layers that are not rotary, with equal
+      maps for queries and keys, so that equal content meets from the first step on.
     - recency: for each layer, 0 or the rate a of `position_coded` values: among the keys a query meets, the latest
       outweighs all before it. A layer with a rate reads at most 120/a positions.
 
@@ -43,6 +45,7 @@ class TransformerConfig:
     positions: Literal["learned", "waves", "none"] = "learned"
     rotary: tuple[bool, ...] = ()
     recency: tuple[float, ...] = ()
+    alike: bool = False
 
     def __post_init__(self) -> None:
         for name in ("input_vocab", "target_vocab", "length", "dim", "heads"):
@@ -190,6 +193,14 @@ class _Block(nn.Module):
             with torch.no_grad():
                 self.query_key_value.weight[: 2 * config.dim] *= 0.3
                 nn.init.normal_(self.query_key_value.bias[: 2 * config.dim])
+        if config.alike:
+            with torch.no_grad():
+                query, key, value = self.query_key_value.weight.split(config.dim)
+                nn.init.eye_(value)
+                nn.init.eye_(self.out.weight)
+                if not config.rotary[layer]:
+                    nn.init.eye_(query)
+                    nn.init.eye_(key)
         self.mechanism = config.attention[layer]
         self.attend = self.mechanism.bind(config.head_dim, layer, recency=config.recency[layer])
 
