@@ -52,7 +52,7 @@ def test_sweep_prints_a_table_and_json(run):
     shown = annattn("sweep", "here/model", *options, cwd=folder)
     assert shown.returncode == 0, shown.stderr
     assert "3 hashes" in shown.stdout
-    printed = annattn("sweep", "here/model", *options, "--as-json", "--out", "grid.json", cwd=folder)
+    printed = annattn("sweep", "here/model", *options, "--json", "--out", "grid.json", cwd=folder)
     cells = json.loads(printed.stdout)
     assert [(cell["tables"], cell["hashes"]) for cell in cells] == [([1], [1]), ([1], [3]), ([2], [1]), ([2], [3])]
     assert all(0 <= cell["error"] <= 1 for cell in cells)

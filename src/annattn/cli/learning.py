@@ -1,14 +1,14 @@
 """`annattn train` and `annattn sweep`: run a recipe, and measure a checkpoint over tables and hashes."""
 
-import json
 from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
 from annattn.cli.names import known
+from annattn.cli.terminal import AsJson, Whole, bar, output, print_json, remarks
 from annattn.errors import InputError
 from annattn.experiments import RECIPES, Error, Recipe, grid, read_recipe, train
 from annattn.experiments import Progress as Step
@@ -16,16 +16,16 @@ from annattn.experiments.checkpoints import notes_of
 from annattn.nn import AnnaConfig, AttentionConfig, LatestMatchConfig, load_model
 from annattn.nn.checkpoint import write_json
 
-__all__ = ["bar", "sweep", "train_recipe", "watched"]
+__all__ = ["sweep", "train_recipe", "watched"]
 
 
 def train_recipe(
     name: str,
     *,
-    seed: int = 0,
+    seed: Whole = 0,
     folder: Path | None = None,
     share: float = 1.0,
-    save_every: int = 500,
+    save_every: Whole = 500,
 ) -> None:
     """Train a recipe; the same name and seed give the same weights, and a run that was stopped goes on.
 
@@ -42,7 +42,7 @@ def train_recipe(
     if share != 1.0:
         recipe = recipe.shortened(share)
     place = folder or Path("runs") / f"{name}-{seed}"
-    console = Console(stderr=True)
+    console = remarks()
     try:
         watched(recipe, name, seed, place, console, save_every)
     except KeyboardInterrupt:
@@ -53,7 +53,7 @@ def train_recipe(
 
 def watched(recipe: Recipe, name: str, seed: int, folder: Path, console: Console, save_every: int = 500) -> None:
     """Train with a progress bar that shows the loss and the error of the last steps."""
-    with bar(console) as progress:
+    with bar(console, MofNCompleteColumn()) as progress:
         line = progress.add_task(name, total=recipe.steps, note="")
         recent: list[tuple[float, float]] = []
 
@@ -74,11 +74,11 @@ def sweep(
     hashes: str = "1,2,3,4",
     family: Literal["hyperplane", "cross_polytope"] = "hyperplane",
     latest: bool = False,
-    samples: int = 256,
-    draws: int = 10,
-    seed: int = 0,
+    samples: Whole = 256,
+    draws: Whole = 10,
+    seed: Whole = 0,
     out: Path | None = None,
-    as_json: bool = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a trained model with hashing in every layer, over numbers of tables and hashes.
 
@@ -107,7 +107,7 @@ def sweep(
         return tuple(kind(family, count, z) for kind, count, z in zip(kinds, row, column, strict=True))
 
     cells = [mechanisms(row, z) for row in rows for z in columns]
-    with bar(Console(stderr=True)) as progress:
+    with bar(remarks(), MofNCompleteColumn()) as progress:
         line = progress.add_task("sweep", total=len(cells), note="")
 
         def report(at: int, error: Error) -> None:
@@ -121,21 +121,13 @@ def sweep(
     if out is not None:
         write_json(found, out)
     if as_json:
-        Console(highlight=False, soft_wrap=True).print_json(json.dumps(found))
+        print_json(found)
         return
     table = Table("tables", *(f"{_written(z)} hash" + "es" * (set(z) != {1}) for z in columns))
     for at, row in enumerate(rows):
         part = errors[at * len(columns) : (at + 1) * len(columns)]
         table.add_row(_written(row), *(f"{e.mean:.4f} ± {e.spread:.4f}" for e in part))
-    Console().print(table)
-
-
-def bar(console: Console) -> Progress:
-    """A progress bar with an estimate of the time left; silent when nobody watches."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-    return Progress(
-        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
-    )
+    output().print(table)
 
 
 def _per_layer(text: str, layers: int, what: str) -> tuple[int, ...]:

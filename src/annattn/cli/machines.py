@@ -1,8 +1,7 @@
 """`annattn mpc`: list the protocols, or run one and check its answer."""
 
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 import cyclopts
 import numpy as np
@@ -11,6 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from annattn.cli.names import known
+from annattn.cli.terminal import Whole
 from annattn.errors import InputError
 from annattn.mpc import Trace, with_partners
 from annattn.mpc import run as run_protocol
@@ -22,17 +22,6 @@ mpc = cyclopts.App(name="mpc", help="Massively parallel computation: protocols u
 
 SHOWN = 40
 """Rounds that are printed; of longer runs the first and the last half of these."""
-
-
-def _whole(_: type, tokens: Sequence[cyclopts.Token]) -> int:
-    # The parser's own conversion rounds 2.5 to 2.
-    try:
-        return int(tokens[0].value)
-    except ValueError:
-        raise ValueError(f"{tokens[0].value!r} is not an integer") from None
-
-
-Whole = Annotated[int, cyclopts.Parameter(converter=_whole)]
 
 
 @mpc.command(name="list")
