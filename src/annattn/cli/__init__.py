@@ -1,12 +1,10 @@
 """The command line: parse, call, print."""
 
-import contextlib
 import errno
 import os
-import signal
 import sys
-from collections.abc import Iterator
 
+from annattn.cli.interrupts import stopped_by_signals
 from annattn.errors import AnnattnError
 
 __all__ = ["main"]
@@ -19,7 +17,7 @@ _NAMED_WRONG = (FileNotFoundError, FileExistsError, PermissionError, IsADirector
 
 def main() -> None:
     """Run the `annattn` command."""
-    with _stopped_by_signals():
+    with stopped_by_signals():
         try:
             _run(sys.argv[1:])
         except BrokenPipeError:
@@ -61,23 +59,6 @@ def _run(arguments: list[str]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = _failed(FAILED, f"standard output: {_told(error)}")
     sys.exit(code)  # type: ignore[arg-type]
-
-
-@contextlib.contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """A request to end, or a terminal that is closed, is what Ctrl-C is: everything is left tidy."""
-    wanted = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    # One that is ignored, as under nohup, stays ignored.
-    before = {one: signal.signal(one, _stop) for one in wanted if signal.getsignal(one) is signal.SIG_DFL}
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-
-def _stop(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _told(error: OSError) -> str:

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
+from annattn.cli.interrupts import between_steps
 from annattn.cli.names import known
 from annattn.cli.terminal import AsJson, Whole, bar, output, print_json, remarks
 from annattn.errors import InputError
@@ -26,6 +27,7 @@ def train_recipe(
     folder: Path | None = None,
     share: float = 1.0,
     save_every: Whole = 500,
+    as_json: AsJson = False,
 ) -> None:
     """Train a recipe; the same name and seed give the same weights, and a run that was stopped goes on.
 
@@ -37,6 +39,7 @@ def train_recipe(
         folder: where the state and the finished model are kept; runs/NAME-SEED unless given. Ctrl-C keeps the state.
         share: run this share of the recipe's steps.
         save_every: steps between two writings of the state.
+        as_json: print where the model is as JSON.
     """
     recipe = RECIPES[known("recipe", name, RECIPES)]
     if share != 1.0:
@@ -48,12 +51,17 @@ def train_recipe(
     except KeyboardInterrupt:
         console.print(f"stopped; the same command goes on from {place}")
         raise SystemExit(130) from None
-    Console(highlight=False, soft_wrap=True).print(f"the model is {place}/model.safetensors")
+    model = f"{place}/model.safetensors"
+    if as_json:
+        print_json({"recipe": name, "seed": seed, "steps": recipe.steps, "model": model})
+    else:
+        output().print(f"the model is {model}", markup=False, soft_wrap=True)
 
 
 def watched(recipe: Recipe, name: str, seed: int, folder: Path, console: Console, save_every: int = 500) -> None:
     """Train with a progress bar that shows the loss and the error of the last steps."""
-    with bar(console, MofNCompleteColumn()) as progress:
+    # An interrupt waits for the end of a step: half a step would be saved as none, and the run would go on wrongly.
+    with between_steps() as stop_if_asked, bar(console, MofNCompleteColumn()) as progress:
         line = progress.add_task(name, total=recipe.steps, note="")
         recent: list[tuple[float, float]] = []
 
@@ -62,6 +70,7 @@ def watched(recipe: Recipe, name: str, seed: int, folder: Path, console: Console
             del recent[:-50]
             loss, error = (sum(values) / len(recent) for values in zip(*recent, strict=True))
             progress.update(line, completed=step.step, note=f"loss {loss:.4f}  error {error:.4f}")
+            stop_if_asked()
 
         train(recipe, seed=seed, folder=folder, report=report, save_every=save_every)
         progress.update(line, completed=recipe.steps)

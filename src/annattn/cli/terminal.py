@@ -17,7 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["AsJson", "Whole", "bar", "output", "print_json", "remarks", "watched"]
+__all__ = ["AsJson", "Whole", "bar", "is_watched", "output", "print_json", "remarks"]
 
 
 def output() -> Console:
@@ -35,7 +35,7 @@ def print_json(data: Any) -> None:
     sys.stdout.write(json.dumps(data, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
 
 
-def watched(console: Console) -> bool:
+def is_watched(console: Console) -> bool:
     """Whether somebody sits at a terminal that can redraw a line, and has not asked for plain output."""
     return console.is_terminal and not console.is_dumb_terminal and not os.environ.get("NO_COLOR")
 
@@ -44,7 +44,7 @@ def bar(console: Console, *columns: ProgressColumn) -> Progress:
     """A progress bar with an estimate of the time left; silent when nobody watches."""
     shown = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.percentage:>3.0f}%"))
     times = (*columns, TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*shown, *times, console=console, disable=not watched(console), expand=True)
+    return Progress(*shown, *times, console=console, disable=not is_watched(console), expand=True)
 
 
 def _whole(_: type, tokens: Sequence[cyclopts.Token]) -> int:
