@@ -34,7 +34,11 @@ def make_app(arguments: Sequence[str]) -> cyclopts.App:
     True
     """
     app = cyclopts.App(
-        name="annattn", version=__version__, help="Approximate nearest neighbour attention.", help_format="plaintext"
+        name="annattn",
+        version=__version__,
+        help="Approximate nearest neighbour attention.",
+        help_format="plaintext",
+        suppress_keyboard_interrupt=False,
     )
     listing = not arguments or arguments[0].startswith("-")
     if listing:

@@ -102,7 +102,7 @@ class Sink:
     def write(self, at: int, rows: Tensor) -> None:
         """Put rows, in order and without gaps, where element number `at` of the array is."""
         self._file.seek(len(self._header) + at * self.dtype.itemsize)
-        self._file.write(memoryview(rows.contiguous().view(torch.uint8).numpy()).cast("B") if rows.numel() else b"")
+        self._file.write(rows.contiguous().view(torch.uint8).numpy().data if rows.numel() else b"")
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         try:

@@ -112,8 +112,7 @@ def _opened(query: Path, key: Path | None, value: Path | None, key_mask: Path | 
             raise InputError("key_mask", given=f"{source.dtype} in {key_mask}", expected="bool, True = take part")
         mask = source.read(())[0]
         mask = mask[None] if mask.ndim == 1 else mask
-    named = (("query", query), ("key", key), ("value", value))
-    return Arrays(*(Source.open(what, path) for what, path in named), mask)
+    return Arrays(Source.open("query", query), Source.open("key", key), Source.open("value", value), mask)
 
 
 def _check_dtype(source: Source, mechanism: str) -> None:

@@ -43,10 +43,10 @@ class Arrays:
                     expected=f"{axes} axes, as the query's {self.query.shape}",
                 )
         # The library's own checks, on tensors that have a shape and nothing else.
-        described = [
+        query, key, value = (
             torch.empty(_four(x.shape), dtype=x.dtype, device="meta") for x in (self.query, self.key, self.value)
-        ]
-        check_inputs(*described, None)
+        )
+        check_inputs(query, key, value, None)
         batch, _, keys, _ = _four(self.key.shape)
         if self.key_mask is not None and tuple(self.key_mask.shape) != (batch, keys):
             expected = f"(n_keys,) = ({keys},)" if axes < 4 else f"(batch, n_keys) = {(batch, keys)}"
@@ -174,7 +174,7 @@ def attend_by_rows(
 
         for rows in _blocks(0, seen_by_all, step):
             key, value, mask = arrays.read_key_value(one, rows)
-            cache.append(key, value, key_mask=mask)
+            cache.append(key, value.double(), key_mask=mask)
             report(rows.stop - rows.start)
         # Without an order all queries come after all keys; with one, only those before any key are read like that.
         for rows in _blocks(0, see_none if is_causal else arrays.queries, step):
@@ -182,7 +182,7 @@ def attend_by_rows(
             report(arrays.share * (rows.stop - rows.start))
         for rows in _blocks(see_none, arrays.queries, step) if is_causal else ():
             key, value, mask = arrays.read_key_value(one, slice(rows.start + ahead, rows.stop + ahead))
-            write(rows, cache.step(arrays.read_query(one, rows), key, value, key_mask=mask))
+            write(rows, cache.step(arrays.read_query(one, rows), key, value.double(), key_mask=mask))
             report((arrays.share + 1) * (rows.stop - rows.start))
 
 
