@@ -11,7 +11,7 @@ import annattn
 from annattn.cli import main
 
 SOURCES = str(Path(annattn.__file__).parents[1])  # also when started in another folder
-PROGRAM = [sys.executable, "-c", "from annattn.cli import main; main()"]
+PROGRAM = "from annattn.cli import main; main()"
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def command(monkeypatch, capfd):
 def process():
     """Start the command in a process of its own."""
 
-    def start(*arguments: object, **options) -> subprocess.Popen[str]:
+    def start(*arguments: object, program: str = PROGRAM, **options) -> subprocess.Popen[str]:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCES} | options.pop("env", {})
         piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
-        return subprocess.Popen([*PROGRAM, *map(str, arguments)], env=environment, **piped)
+        return subprocess.Popen([sys.executable, "-c", program, *map(str, arguments)], env=environment, **piped)
 
     return start

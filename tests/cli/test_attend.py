@@ -185,34 +185,49 @@ def test_only_a_large_head_with_small_tables_is_cut(folder):
     assert not streams(arrays, wide, 1000)
 
 
-def peak(process, *arguments) -> int:
-    """MiB that the command held at most, everything it maps included."""
-    started = process("attend", *arguments)
-    _, status, used = os.wait4(started.pid, 0)
-    started.returncode = os.waitstatus_to_exitcode(status)
-    assert started.returncode == 0, started.communicate()[1]
-    started.communicate()
-    return used.ru_maxrss // 1024
+PEAKS = """
+import resource, sys
+from annattn.cli import main
+for folder in ("small_heads", "small_rows", "heads", "rows"):
+    files = [f"{folder}/{name}.npy" for name in "qkv"]
+    sys.argv = ["annattn", "attend", *files, "-o", f"{folder}/out.npy", "--memory", "16", "--json"]
+    try:
+        main()
+    except SystemExit as left:
+        assert left.code == 0
+    sys.stderr.write(f"peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}\\n")
+"""
 
 
-@pytest.mark.parametrize("shape", [(64, 16_384, 32), (1, 1_048_576, 32)], ids=["many heads", "one head"])
-def test_memory_stays_far_below_the_arrays(shape, folder, process):
-    for name in "qkv":
-        # Made by the block, so that this process does not hold it either.
-        array = np.lib.format.open_memmap(f"{name}.npy", mode="w+", dtype="float32", shape=shape)
-        for head in array.reshape(64, -1, 32):
-            head[:] = numbers(*head.shape)
-        del array
-    np.save("tiny.npy", numbers(1, 70_000, 32))
-    usual = peak(process, "tiny.npy", "tiny.npy", "tiny.npy", "-o", "tiny_out.npy", "--memory", "16")
-    large = peak(process, "q.npy", "k.npy", "v.npy", "-o", "out.npy", "--memory", "16")
-    size = 4 * os.path.getsize("q.npy") >> 20
-    assert size >= 512
-    assert large - usual < 64, f"{large} MiB against {usual} MiB, for {size} MiB of arrays"
+def test_memory_stays_far_below_the_arrays(folder, process):
+    block = numbers(4096, 32)
+    shapes = {
+        "small_heads": (1, 4096, 32),
+        "small_rows": (1, 15 * 4096, 32),
+        "heads": (256, 4096, 32),
+        "rows": (1, 256 * 4096, 32),
+    }
+    for name, shape in shapes.items():
+        Path(name).mkdir()
+        for role in "qkv":
+            # Written by the block, so that this process does not hold it either.
+            array = np.lib.format.open_memmap(f"{name}/{role}.npy", mode="w+", dtype="float32", shape=shape)
+            for part in array.reshape(-1, 4096, 32):
+                part[:] = block
+    _, errors = (started := process(program=PEAKS)).communicate()
+    assert started.returncode == 0, errors
+    # Everything counts that the process maps.
+    *_, usual, heads, rows = (int(line.split()[1]) for line in errors.splitlines() if line.startswith("peak"))
+    sizes = [sum(file.stat().st_size for file in Path(name).iterdir()) >> 20 for name in ("heads", "rows")]
+    assert sizes == [512, 512]
+    assert rows - usual < 64, f"{usual} MiB for the small ones, then {heads} and {rows} MiB, for {sizes} MiB of arrays"
+    # The same keys in every block, so every query finds what it finds in one of them.
+    first = np.load("small_heads/out.npy")
+    np.testing.assert_allclose(np.load("rows/out.npy", mmap_mode="r")[:, -4096:], first, rtol=1e-5, atol=1e-6)
+    assert np.array_equal(np.load("heads/out.npy", mmap_mode="r")[-1:], first)
 
 
-@pytest.mark.parametrize("ask", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_stopped_leaves_nothing_behind(ask, folder, process):
+def test_a_run_that_is_told_to_end_leaves_nothing_behind(folder, process):
     save(64, queries=8_000, keys=8_000)
     np.save("out.npy", np.arange(3.0))
     started = process("attend", "q.npy", "k.npy", "v.npy", "-o", "out.npy", "--mechanism", "softmax")
@@ -220,8 +235,123 @@ def test_a_run_that_is_stopped_leaves_nothing_behind(ask, folder, process):
         if any(name.endswith(".partial") for name in os.listdir()):
             break
         time.sleep(0.05)
-    started.send_signal(ask)
+    started.send_signal(signal.SIGTERM)
     out, errors = started.communicate(timeout=60)
     assert (started.returncode, out, errors) == (130, "", "annattn: interrupted\n")
     assert sorted(os.listdir()) == ["k.npy", "out.npy", "q.npy", "v.npy"]
     assert np.array_equal(np.load("out.npy"), np.arange(3.0))
+
+
+def test_a_link_stays_a_link_and_what_it_points_to_is_replaced(folder, command):
+    save()
+    Path("old.npy").write_text("old")
+    Path("out.npy").symlink_to("old.npy")
+    assert command("attend", "q.npy", "k.npy", "v.npy", "-o", "out.npy", "--mechanism", "softmax")[0] == 0
+    assert Path("out.npy").is_symlink()
+    assert np.load("old.npy").shape == (50, 5)
+
+
+def truncated(name: str, size: int) -> None:
+    Path(name).write_bytes(Path(name).read_bytes()[:size])
+
+
+def damaged() -> None:
+    """Files with one thing wrong each, beside three good ones."""
+    query, key, value = save(2, 3)
+    np.save("short.npy", value.numpy()[:, :, :7])
+    np.save("narrow.npy", key.numpy()[..., :3])
+    np.save("flat.npy", np.zeros(3, np.float32))
+    np.save("two.npy", key.numpy()[0, 0])
+    np.save("whole.npy", key.numpy().astype("int32"))
+    np.save("complex.npy", key.numpy().astype("complex64"))
+    np.save("words.npy", np.array(["a", "b"]))
+    np.save("objects.npy", np.array([{}, None], dtype=object), allow_pickle=True)
+    np.save("mask.npy", np.ones((2, 49), bool))
+    np.save("counts.npy", np.ones((2, 50)))
+    for name, wrong in (("nan", np.nan), ("inf", -np.inf)):
+        array = value.numpy().copy()
+        array[1, 2, 7, 4] = array[1, 2, 8, 0] = wrong
+        np.save(f"{name}.npy", array)
+    np.save("cut.npy", value.numpy())
+    truncated("cut.npy", 300)
+    np.save("stub.npy", value.numpy())
+    truncated("stub.npy", 20)
+    Path("empty.npy").write_bytes(b"")
+    Path("text.npy").write_text("hello")
+    save_file({"query": query, "ky": key, "value": value}, "named.safetensors")
+    save_file({"query": query, "key": key, "value": value}, "cut.safetensors")
+    truncated("cut.safetensors", 900)
+    Path("folder.npy").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("nowhere.npy k.npy v.npy", "query: got nowhere.npy, which is not there"),
+        ("folder.npy k.npy v.npy", "query: got folder.npy, a folder"),
+        ("q.npz k.npy v.npy", "q.npz, expected a file name that ends in .npy or .safetensors; save each array"),
+        ("q.npy k.npy", "input files: got 2 of them"),
+        ("q.npy", "input files: got 1 of them"),
+        ("q.npy k.npy short.npy", "value: got (batch, heads, n) = (2, 3, 7), expected the key's (2, 3, 50)"),
+        ("q.npy narrow.npy v.npy", "key dim: got 3, expected the query's 8"),
+        ("flat.npy k.npy v.npy", "shape of query: got (3,), expected (n, dim), (heads, n, dim) or"),
+        ("q.npy two.npy v.npy", "shape of key: got (50, 8), expected 4 axes"),
+        ("q.npy whole.npy v.npy", "key: got int32 in whole.npy, expected float16"),
+        ("q.npy complex.npy v.npy --mechanism exact_match", "key: got complex64 in complex.npy"),
+        ("q.npy k.npy whole.npy --mechanism exact_match", "value: got int32 in whole.npy"),
+        ("q.npy words.npy v.npy", "words.npy"),
+        ("q.npy objects.npy v.npy", "objects.npy, expected a whole .npy file"),
+        ("q.npy k.npy nan.npy", "value: got nan at [1, 2, 7, 4] of nan.npy, expected finite numbers"),
+        ("q.npy k.npy inf.npy", "value: got -inf at [1, 2, 7, 4] of inf.npy, expected finite numbers"),
+        ("q.npy k.npy cut.npy", "value: got cut.npy, expected a whole .npy file"),
+        ("q.npy k.npy stub.npy", "value: got stub.npy, expected a whole .npy file"),
+        ("q.npy k.npy empty.npy", "value: got empty.npy, expected a whole .npy file"),
+        ("q.npy k.npy text.npy", "value: got text.npy, expected a whole .npy file"),
+        ("named.safetensors", "did you mean ky?"),
+        ("cut.safetensors", "cut.safetensors, expected a whole .safetensors file"),
+        ("q.npy k.npy v.npy --key-mask mask.npy", "shape of key_mask: got (2, 49), expected (batch, n_keys) = (2, 50)"),
+        ("q.npy k.npy v.npy --key-mask counts.npy", "key_mask: got float64 in counts.npy, expected bool"),
+        ("q.npy k.npy v.npy --mechanism ana", 'Did you mean "anna"?'),
+        ("q.npy k.npy v.npy --tabels 3", "Did you mean --tables?"),
+        ("q.npy k.npy v.npy --tables 2.5", "'2.5' is not an integer"),
+        ("q.npy k.npy v.npy --tables 0", "tables: got 0"),
+        ("q.npy k.npy v.npy --memory 0", "--memory: got 0"),
+        ("q.npy k.npy v.npy --width 3", "--width: got 3 with hyperplane"),
+        ("q.npy k.npy v.npy -o v.npy", "output: got v.npy, which is an input"),
+        ("q.npy k.npy v.npy -o ./folder.npy/../q.npy", "which is an input"),
+        ("q.npy k.npy v.npy -o folder.npy", "output: got folder.npy, expected a file"),
+        ("q.npy k.npy v.npy -o no/out.npy", "output: got no/out.npy, expected a name in a folder that is there"),
+        ("q.npy k.npy v.npy -o out.txt", "output: got out.txt, expected a file name that ends in"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message, folder, command):
+    damaged()
+    before = {name: Path(name).stat().st_mtime_ns for name in os.listdir()}
+    words = arguments.split()
+    code, out, errors = command("attend", *words, *([] if "-o" in words else ["-o", "out.npy"]))
+    assert (code, out) == (2, "")
+    assert message in errors
+    assert len(errors.splitlines()) == 1
+    assert {name: Path(name).stat().st_mtime_ns for name in os.listdir()} == before
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(folder, command, monkeypatch):
+    save(2, 3)
+
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    code, _, errors = command("attend", "q.npy", "k.npy", "v.npy", "-o", "out.npy")
+    assert (code, errors) == (1, "annattn: the disk is full\n")
+    assert sorted(os.listdir()) == ["k.npy", "q.npy", "v.npy"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_folder_that_may_not_be_written_is_one_line(folder, command):
+    save(2, 3)
+    Path("closed").mkdir(mode=0o500)
+    code, _, errors = command("attend", "q.npy", "k.npy", "v.npy", "-o", "closed/out.npy")
+    assert code == 2
+    assert errors.startswith("annattn: Permission denied")
+    assert len(errors.splitlines()) == 1

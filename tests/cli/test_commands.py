@@ -5,25 +5,10 @@ import sys
 
 import pytest
 
-from annattn.cli import main
-
 
 def annattn(*arguments: str) -> subprocess.CompletedProcess[str]:
     program = "from annattn.cli import main; main()"
     return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=300)
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """Call the command in this process; gives its exit code, output and errors."""
-
-    def call(*arguments: str) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["annattn", *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        return left.value.code, *capsys.readouterr()
-
-    return call
 
 
 def test_demo_checks_its_answers_and_prints_a_table():

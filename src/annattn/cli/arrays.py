@@ -16,7 +16,7 @@ from torch import Tensor
 from annattn.cli.names import known
 from annattn.errors import InputError
 
-__all__ = ["FLOATS", "Sink", "Source"]
+__all__ = ["FLOATS", "Sink", "Source", "name_of"]
 
 _NPY, _SAFETENSORS = ".npy", ".safetensors"
 FLOATS = {
@@ -113,6 +113,15 @@ class Sink:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 self._partial.unlink()
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """A dtype as it is called outside of torch.
+
+    >>> name_of(torch.float32)
+    'float32'
+    """
+    return str(dtype).removeprefix("torch.")
 
 
 def _kind(what: str, path: Path) -> str:

@@ -10,10 +10,10 @@ from cyclopts import Parameter
 from torch import Tensor
 
 from annattn.attention import anna_attention, exact_match_attention, latest_match_attention, softmax_attention
-from annattn.cli.arrays import FLOATS, Sink, Source
+from annattn.cli.arrays import FLOATS, Sink, Source, name_of
 from annattn.cli.families import Family, make_family
 from annattn.cli.streaming import Arrays, attend_by_heads, attend_by_rows, streams
-from annattn.cli.terminal import AsJson, Whole, bar, output, print_json, remarks
+from annattn.cli.terminal import AsJson, Flag, Whole, bar, output, print_json, remarks
 from annattn.errors import InputError
 
 __all__ = ["attend"]
@@ -33,7 +33,7 @@ def attend(
     width: float | None = None,
     seed: Whole = 0,
     beta: float = 1.0,
-    causal: Annotated[bool, Parameter(negative="")] = False,
+    causal: Flag = False,
     key_mask: Path | None = None,
     memory: Whole = 256,
     as_json: AsJson = False,
@@ -66,9 +66,7 @@ def attend(
     """
     if memory < 1:
         raise InputError("--memory", given=memory, expected="at least 1 MiB")
-    arrays = _opened(query, key, value, key_mask)
-    for source in (arrays.query, arrays.key, arrays.value):
-        _check_dtype(source, mechanism)
+    arrays = _opened(query, key, value, key_mask, mechanism)
     hasher = make_family(family, arrays.query.shape[-1], width).sample(tables=tables, hashes=hashes, seed=seed)
     work: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]] = {
         "anna": lambda q, k, v, mask: anna_attention(q, k, v, hasher, is_causal=causal, key_mask=mask),
@@ -89,7 +87,7 @@ def attend(
             attend_by_rows(arrays, hasher, causal, memory << 20, sink, report)
         else:
             attend_by_heads(arrays, work[mechanism], tables, memory << 20, sink, report)
-    dtype, seconds = str(sink.dtype).removeprefix("torch."), time.monotonic() - started
+    dtype, seconds = name_of(sink.dtype), time.monotonic() - started
     if as_json:
         print_json(
             {"output": str(out), "shape": sink.shape, "dtype": dtype, "mechanism": mechanism, "seconds": seconds}
@@ -98,7 +96,7 @@ def attend(
         output().print(f"{out}: {dtype} {sink.shape}, {seconds:.1f} s", markup=False, soft_wrap=True)
 
 
-def _opened(query: Path, key: Path | None, value: Path | None, key_mask: Path | None) -> Arrays:
+def _opened(query: Path, key: Path | None, value: Path | None, key_mask: Path | None, mechanism: str) -> Arrays:
     if key is None and value is None and query.suffix == ".safetensors":
         key = value = query
     if key is None or value is None:
@@ -109,21 +107,24 @@ def _opened(query: Path, key: Path | None, value: Path | None, key_mask: Path | 
     if key_mask is not None:
         source = Source.open("key_mask", key_mask)
         if source.dtype != torch.bool:
-            raise InputError("key_mask", given=f"{source.dtype} in {key_mask}", expected="bool, True = take part")
+            raise InputError(
+                "key_mask", given=f"{name_of(source.dtype)} in {key_mask}", expected="bool, True = take part"
+            )
         mask = source.read(())[0]
         mask = mask[None] if mask.ndim == 1 else mask
-    return Arrays(Source.open("query", query), Source.open("key", key), Source.open("value", value), mask)
-
-
-def _check_dtype(source: Source, mechanism: str) -> None:
-    if source.dtype in FLOATS:
-        return
     # Exact matches are those of any numbers.
-    whole = not source.dtype.is_floating_point and not source.dtype.is_complex
-    if mechanism == "exact_match" and source.what != "value" and whole:
-        return
-    given = f"{str(source.dtype).removeprefix('torch.')} in {source.path}"
-    raise InputError(source.what, given=given, expected="float16, bfloat16, float32 or float64")
+    integers = mechanism == "exact_match"
+    return Arrays(
+        _numbers("query", query, integers), _numbers("key", key, integers), _numbers("value", value, False), mask
+    )
+
+
+def _numbers(what: str, path: Path, integers: bool) -> Source:
+    source = Source.open(what, path)
+    if source.dtype in FLOATS or (integers and not source.dtype.is_floating_point and not source.dtype.is_complex):
+        return source
+    expected = ", ".join(map(name_of, FLOATS)) + (" or integers" if integers else "")
+    raise InputError(what, given=f"{name_of(source.dtype)} in {path}", expected=expected)
 
 
 def _check_apart(out: Path, *inputs: Path | None) -> None:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from annattn.cli.interrupts import between_steps
 from annattn.cli.names import known
-from annattn.cli.terminal import AsJson, Whole, bar, output, print_json, remarks
+from annattn.cli.terminal import AsJson, Flag, Whole, bar, output, print_json, remarks
 from annattn.errors import InputError
 from annattn.experiments import RECIPES, Error, Recipe, grid, read_recipe, train
 from annattn.experiments import Progress as Step
@@ -82,7 +82,7 @@ def sweep(
     tables: str = "1,2,4,8,16",
     hashes: str = "1,2,3,4",
     family: Literal["hyperplane", "cross_polytope"] = "hyperplane",
-    latest: bool = False,
+    latest: Flag = False,
     samples: Whole = 256,
     draws: Whole = 10,
     seed: Whole = 0,
@@ -135,7 +135,7 @@ def sweep(
     table = Table("tables", *(f"{_written(z)} hash" + "es" * (set(z) != {1}) for z in columns))
     for at, row in enumerate(rows):
         part = errors[at * len(columns) : (at + 1) * len(columns)]
-        table.add_row(_written(row), *(f"{e.mean:.4f} ± {e.spread:.4f}" for e in part))
+        table.add_row(_written(row), *(f"{e.mean:.4f} ± {e.spread:.3f}" for e in part))
     output().print(table)
 
 

@@ -65,7 +65,7 @@ def _table(found: Plan) -> Table:
     table.columns[1].justify = "right"
     near, far = found.radius, found.radius * found.approximation
     share = found.work / _all_pairs(found)
-    compared = f"{1 / share:,.1f} times less" if share < 1 else f"{share:,.1f} times more"
+    compared = f"{1 / share:,.3g} times less" if share < 1 else f"{share:,.3g} times more"
     rows = [
         ("p1", f"{found.p1:.4g}", f"one hash agrees on a pair at distance {near:g}, at least"),
         ("p2", f"{found.p2:.4g}", f"one hash agrees on a pair at distance {far:g}, at most"),

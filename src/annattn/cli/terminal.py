@@ -17,7 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["AsJson", "Whole", "bar", "is_watched", "output", "print_json", "remarks"]
+__all__ = ["AsJson", "Flag", "Whole", "bar", "is_watched", "output", "print_json", "remarks"]
 
 
 def output() -> Console:
@@ -56,4 +56,5 @@ def _whole(_: type, tokens: Sequence[cyclopts.Token]) -> int:
 
 
 Whole = Annotated[int, cyclopts.Parameter(converter=_whole)]
-AsJson = Annotated[bool, cyclopts.Parameter(name="--json", negative="")]
+Flag = Annotated[bool, cyclopts.Parameter(negative="", show_default=False)]
+AsJson = Annotated[bool, cyclopts.Parameter(name="--json", negative="", show_default=False)]

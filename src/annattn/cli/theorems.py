@@ -1,22 +1,20 @@
 """`annattn theorems`: build what the paper's theorems promise, measure it, and print the table."""
 
 from collections.abc import Sequence
-from typing import Annotated
 
-from cyclopts import Parameter
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from annattn.cli.names import known
-from annattn.cli.terminal import AsJson, is_watched, output, print_json, remarks
+from annattn.cli.terminal import AsJson, Flag, is_watched, output, print_json, remarks
 from annattn.errors import AnnattnError
 from annattn.theorems import THEOREMS, Bound, Effort, Verdict
 
 __all__ = ["theorems"]
 
 
-def theorems(*names: str, quick: Annotated[bool, Parameter(negative="")] = False, as_json: AsJson = False) -> None:
+def theorems(*names: str, quick: Flag = False, as_json: AsJson = False) -> None:
     """Build what each theorem of the paper promises, run it, and compare its sizes and answers with the theorem's.
 
     Exits with 1 if any row does not hold. All rows take about ten minutes, with --quick about one.
