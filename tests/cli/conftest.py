@@ -29,11 +29,21 @@ def command(monkeypatch, capfd):
 
 @pytest.fixture
 def process():
-    """Start the command in a process of its own."""
+    """Start the command in a process of its own, which ends with the test."""
+    running: list[subprocess.Popen[str]] = []
 
     def start(*arguments: object, program: str = PROGRAM, **options) -> subprocess.Popen[str]:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCES} | options.pop("env", {})
         piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
-        return subprocess.Popen([sys.executable, "-c", program, *map(str, arguments)], env=environment, **piped)
+        running.append(
+            subprocess.Popen([sys.executable, "-c", program, *map(str, arguments)], env=environment, **piped)
+        )
+        return running[-1]
 
-    return start
+    yield start
+    for one in running:
+        one.kill()
+        one.wait()
+        for pipe in (one.stdout, one.stderr):
+            if pipe is not None:
+                pipe.close()

@@ -40,7 +40,7 @@ def _run(arguments: list[str]) -> None:
         try:
             make_app(arguments)(arguments, print_error=False, exit_on_error=False)
         except (AnnattnError, CycloptsError) as error:
-            code = _failed(BAD_INPUT, str(error))
+            code = _failed(BAD_INPUT, f"{error} {_option_meant(arguments)}")
     except SystemExit as left:
         code = left.code
     except BrokenPipeError:
@@ -59,6 +59,13 @@ def _run(arguments: list[str]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = _failed(FAILED, f"standard output: {_told(error)}")
     sys.exit(code)  # type: ignore[arg-type]
+
+
+def _option_meant(arguments: list[str]) -> str:
+    # The parser suggests commands and the options of commands, but not its own two.
+    from annattn.cli.names import nearest
+
+    return nearest(arguments[0], ("--help", "--version")) if arguments[:1] and arguments[0].startswith("-") else ""
 
 
 def _told(error: OSError) -> str:

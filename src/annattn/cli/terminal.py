@@ -42,9 +42,15 @@ def is_watched(console: Console) -> bool:
 
 def bar(console: Console, *columns: ProgressColumn) -> Progress:
     """A progress bar with an estimate of the time left; silent when nobody watches."""
-    shown = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.percentage:>3.0f}%"))
-    times = (*columns, TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*shown, *times, console=console, disable=not is_watched(console), expand=True)
+    shown: list[ProgressColumn] = [
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.percentage:>3.0f}%"),
+    ]
+    note, left = TextColumn("{task.fields[note]}"), TimeRemainingColumn()
+    # A narrow terminal has no room for all of it.
+    shown += [*columns, note, TimeElapsedColumn(), left] if console.width >= 80 else [note, left]
+    return Progress(*shown, console=console, disable=not is_watched(console), expand=True)
 
 
 def _whole(_: type, tokens: Sequence[cyclopts.Token]) -> int:
