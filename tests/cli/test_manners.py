@@ -239,13 +239,18 @@ def test_a_bar_is_drawn_only_where_it_can_be_and_is_wanted(environment, watched,
 
 def test_an_interrupt_waits_for_the_end_of_a_step():
     ended = []
-    with pytest.raises(KeyboardInterrupt), between_steps() as stop_if_asked:
-        for step in range(3):
-            if step == 1:
-                signal.raise_signal(signal.SIGINT)
-                signal.raise_signal(signal.SIGINT)
-            ended.append(step)
-            stop_if_asked()
+
+    def steps() -> None:
+        with between_steps() as stop_if_asked:
+            for step in range(3):
+                if step == 1:
+                    signal.raise_signal(signal.SIGINT)
+                    signal.raise_signal(signal.SIGINT)
+                ended.append(step)
+                stop_if_asked()
+
+    with pytest.raises(KeyboardInterrupt):
+        steps()
     assert ended == [0, 1]
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)

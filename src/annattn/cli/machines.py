@@ -121,7 +121,7 @@ def _chosen(kind: type[Problem], given: dict[str, str]) -> dict[str, int]:
     for name, text in given.items():
         name = name.replace("-", "_")
         if name not in kind.parameters():
-            near = nearest(_option(name), options + _options(kind))
+            near = nearest(_option(name), options + _options(kind), 0.75)
             if near:
                 raise InputError("option", given=_option(name), expected=f"one that {kind.__name__} has", hint=near)
         try:

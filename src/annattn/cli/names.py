@@ -20,12 +20,12 @@ def known(what: str, name: str, names: Iterable[str], hint: str = "") -> str:
     raise InputError(what, given=repr(name), expected=f"one of {', '.join(listed)}", hint=nearest(name, listed) or hint)
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """A question after the name that may have been meant, or nothing.
+def nearest(name: str, names: Iterable[str], likeness: float = 0.4) -> str:
+    """A question after the name that may have been meant, or nothing if none is that much alike.
 
     >>> nearest("khop", ["KHop", "Sort"])
     'did you mean KHop?'
     """
     by_letters = {one.lower(): one for one in names}
-    near = difflib.get_close_matches(name.lower(), by_letters, 1, 0.4)
+    near = difflib.get_close_matches(name.lower(), by_letters, 1, likeness)
     return f"did you mean {by_letters[near[0]]}?" if near else ""
