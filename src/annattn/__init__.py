@@ -1,23 +1,27 @@
 """Fast attention by nearest-neighbour hashing, and its equivalence with massively parallel computation."""
 
-from annattn import attention, compiler, errors, experiments, kernels, lsh, mpc, nn, tasks, theorems
-from annattn.attention import (
-    AnnaReport,
-    Plan,
-    anna_attention,
-    check_anna,
-    exact_match_attention,
-    expected_collision_attention,
-    expected_latest_attention,
-    latest_match_attention,
-    low_rank_attention,
-    plan,
-    reformer_attention,
-    sampled_collision_attention,
-    sampled_latest_attention,
-    softmax_attention,
-)
-from annattn.cache import BucketCache
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from annattn import attention, compiler, errors, experiments, kernels, lsh, mpc, nn, tasks, theorems
+    from annattn.attention import (
+        AnnaReport,
+        Plan,
+        anna_attention,
+        check_anna,
+        exact_match_attention,
+        expected_collision_attention,
+        expected_latest_attention,
+        latest_match_attention,
+        low_rank_attention,
+        plan,
+        reformer_attention,
+        sampled_collision_attention,
+        sampled_latest_attention,
+        softmax_attention,
+    )
+    from annattn.cache import BucketCache
 
 __version__ = "0.1.0"
 
@@ -48,3 +52,23 @@ __all__ = [
     "tasks",
     "theorems",
 ]
+
+_FOLDERS = (
+    "attention", "cache", "compiler", "errors", "experiments", "kernels", "lsh", "mpc", "nn", "report", "tasks",
+    "theorems",
+)  # fmt: skip
+
+
+# Names are imported when they are first used: `annattn --help` need not wait seconds for torch.
+def __getattr__(name: str) -> Any:
+    if name in _FOLDERS:
+        return importlib.import_module(f"annattn.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module 'annattn' has no attribute {name!r}")
+    found = getattr(importlib.import_module("annattn.cache" if name == "BucketCache" else "annattn.attention"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -5,25 +5,10 @@ import sys
 
 import pytest
 
-from annattn.cli import main
-
 
 def annattn(*arguments: str) -> subprocess.CompletedProcess[str]:
     program = "from annattn.cli import main; main()"
     return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=300)
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """Call the command in this process; gives its exit code, output and errors."""
-
-    def call(*arguments: str) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["annattn", *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        return left.value.code, *capsys.readouterr()
-
-    return call
 
 
 def test_mpc_lists_every_protocol():
@@ -68,7 +53,7 @@ def test_mpc_runs_a_protocol_and_checks_its_answer(further):
         (("mpc", "run", "KHopp"), "did you mean KHop?"),
         (("mpc", "run", "KHop", "--memory", "2"), "KHop"),
         (("mpc", "run", "Sort", "--tables", "3"), "parameter of Sort: got tables, expected one of width, word_bits"),
-        (("mpc", "run", "KHop", "--k", "2.5"), "'2.5' is not an integer"),
+        (("mpc", "run", "KHop", "--k", "2.5"), "--k: got '2.5', expected an integer"),
         (("mpc", "run", "KHop", "--n", "abc"), "'abc' is not an integer"),
         (("mpc", "run", "Sort", "--width", "-1"), "width: got -1"),
         (("mpc", "run", "Sum", "--seed", "-1"), "seed: got -1"),

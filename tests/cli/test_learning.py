@@ -1,23 +1,23 @@
 """`annattn train`, `sweep` and `reproduce` as a user would call them."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
-from annattn.experiments import RECIPES
-
-
-def annattn(*args, cwd):
-    command = [sys.executable, "-c", "from annattn.cli import main; main()", *map(str, args)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+from tests.cli.conftest import PROGRAM, SOURCES
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("train")
-    done = annattn("train", "match2_paper", "--share", "0.001", "--folder", "here", cwd=folder)
+    arguments = ["train", "match2_paper", "--share", "0.001", "--folder", "here"]
+    environment = os.environ | {"PYTHONPATH": SOURCES}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments], cwd=folder, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return folder, done
 
@@ -35,25 +35,28 @@ def test_train_writes_a_model_its_log_and_says_where(run):
     assert (folder / "here" / "log.csv").read_text().startswith("step,loss,error\n20,")
 
 
-def test_train_again_is_done_at_once_and_another_seed_is_refused(run):
+def test_train_again_is_done_at_once_and_another_seed_is_refused(run, command, monkeypatch):
     folder, _ = run
+    monkeypatch.chdir(folder)
     before = (folder / "here" / "model.safetensors").read_bytes()
-    assert annattn("train", "match2_paper", "--share", "0.001", "--folder", "here", cwd=folder).returncode == 0
+    code, out, errors = command("train", "match2_paper", "--share", "0.001", "--folder", "here", "--json")
+    assert (code, errors) == (0, "")
+    assert json.loads(out) == {"recipe": "match2_paper", "seed": 0, "steps": 20, "model": "here/model.safetensors"}
     assert (folder / "here" / "model.safetensors").read_bytes() == before
-    other = annattn("train", "match2_paper", "--share", "0.001", "--seed", "1", "--folder", "here", cwd=folder)
-    assert other.returncode == 2
-    assert "another run" in other.stderr
-    assert len(other.stderr.strip().splitlines()) == 1
+    code, _, errors = command("train", "match2_paper", "--share", "0.001", "--seed", "1", "--folder", "here")
+    assert code == 2
+    assert "another run" in errors
+    assert len(errors.strip().splitlines()) == 1
 
 
-def test_sweep_prints_a_table_and_json(run):
+def test_sweep_prints_a_table_and_json(run, command, monkeypatch):
     folder, _ = run
+    monkeypatch.chdir(folder)
     options = ("--tables", "1,2", "--hashes", "1,3", "--samples", "8", "--draws", "2")
-    shown = annattn("sweep", "here/model", *options, cwd=folder)
-    assert shown.returncode == 0, shown.stderr
-    assert "3 hashes" in shown.stdout
-    printed = annattn("sweep", "here/model", *options, "--as-json", "--out", "grid.json", cwd=folder)
-    cells = json.loads(printed.stdout)
+    code, shown, _ = command("sweep", "here/model", *options)
+    assert code == 0
+    assert "3 hashes" in shown
+    cells = json.loads(command("sweep", "here/model", *options, "--json", "--out", "grid.json")[1])
     assert [(cell["tables"], cell["hashes"]) for cell in cells] == [([1], [1]), ([1], [3]), ([2], [1]), ([2], [3])]
     assert all(0 <= cell["error"] <= 1 for cell in cells)
     assert json.loads((folder / "grid.json").read_text()) == cells
@@ -72,17 +75,9 @@ def test_sweep_prints_a_table_and_json(run):
         (("reproduce", "--profile", "slow"), "profile"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(run, args, message):
-    folder, _ = run
-    failed = annattn(*args, cwd=folder)
-    assert failed.returncode == 2
-    assert message in failed.stderr
-    assert len(failed.stderr.strip().splitlines()) == 1
-
-
-def test_help_lists_examples(tmp_path):
-    for command in ("train", "sweep", "reproduce"):
-        shown = annattn(command, "--help", cwd=tmp_path)
-        assert shown.returncode == 0
-        assert f"Example: annattn {command}" in shown.stdout
-    assert RECIPES
+def test_bad_input_is_one_line_and_exit_code_2(run, args, message, command, monkeypatch):
+    monkeypatch.chdir(run[0])
+    code, out, errors = command(*args)
+    assert (code, out) == (2, "")
+    assert message in errors
+    assert len(errors.strip().splitlines()) == 1

@@ -42,7 +42,7 @@ def test_the_table_shows_the_bound_nearest_to_breaking(rows, capsys):
 
 
 def test_json_has_every_bound_and_nothing_else_on_standard_output(rows, capsys):
-    command.theorems("good", json=True)
+    command.theorems("good", as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert document["holds"] is True
     assert document["effort"] == "full"
@@ -67,7 +67,7 @@ def test_a_row_that_stops_does_not_hold_and_the_others_still_run(rows, capsys):
     rows["stops"] = stops
     rows["after"] = row
     with pytest.raises(SystemExit):
-        command.theorems(json=True)
+        command.theorems(as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert [document["rows"][name]["holds"] for name in ("good", "stops", "after")] == [True, False, True]
     assert "too few slots" in document["rows"]["stops"]["notes"][0]

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from annattn.lsh import Hasher
 
-__all__ = ["DenseSlots", "SparseSlots", "make_slots"]
+__all__ = ["DENSE_BUCKETS", "DenseSlots", "SparseSlots", "make_slots"]
 
-_DENSE_BUCKETS = 2**14  # a table of more buckets is stored by the buckets that occur
+DENSE_BUCKETS = 2**14  # a table of more buckets is stored by the buckets that occur
 
 
 def make_slots(hasher: Hasher, batch: int, heads: int) -> "DenseSlots | SparseSlots":
     """Dense where the tables are small enough."""
-    dense = hasher.buckets is not None and hasher.buckets <= _DENSE_BUCKETS
+    dense = hasher.buckets is not None and hasher.buckets <= DENSE_BUCKETS
     return (DenseSlots if dense else SparseSlots)(hasher, batch, heads)
 
 

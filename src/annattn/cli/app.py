@@ -1,24 +1,51 @@
 """The commands of `annattn`, one line each; their work is elsewhere."""
 
+from collections.abc import Sequence
+
 import cyclopts
 
 from annattn import __version__
-from annattn.cli.bench import bench
-from annattn.cli.demo import demo
-from annattn.cli.learning import sweep, train_recipe
-from annattn.cli.machines import mpc
-from annattn.cli.report import report
-from annattn.cli.reproduction import reproduce
-from annattn.cli.theorems import theorems
 
-__all__ = ["app"]
+__all__ = ["COMMANDS", "make_app"]
 
-app = cyclopts.App(name="annattn", version=__version__, help="Approximate nearest neighbour attention.")
-app.command(demo)
-app.command(report)
-app.command(bench)
-app.command(mpc)
-app.command(train_recipe, name="train")
-app.command(sweep)
-app.command(reproduce)
-app.command(theorems)
+COMMANDS = {
+    "demo": ("demo:demo", "See all of it in three minutes, and write report.html."),
+    "report": ("report:report", "Write report.html, from saved numbers or measured anew."),
+    "bench": ("bench:bench", "Time ANNA against softmax attention on this machine."),
+    "plan": ("plan:plan", "How many tables and hashes a guarantee takes."),
+    "attend": ("attend:attend", "Attend over arrays in files, larger than memory if need be."),
+    "train": ("learning:train_recipe", "Train a recipe; a run that was stopped goes on."),
+    "sweep": ("learning:sweep", "Measure a trained model over numbers of tables and hashes."),
+    "reproduce": ("reproduction:reproduce", "Train from nothing, measure, and write tables and figures."),
+    "mpc": ("machines:mpc", "Run protocols of massively parallel computation under enforced limits."),
+    "theorems": ("theorems:theorems", "Build what the paper's theorems promise, and measure it."),
+}
+"""Name: where it is, and a line for the list of commands; `annattn NAME --help` shows its own docstring."""
+
+_EXIT_CODES = """\
+Exit codes: 0 done; 1 failed, or a figure or theorem does not hold; 2 bad input; 130 interrupted.
+
+Example: annattn attend q.npy k.npy v.npy -o out.npy --tables 8 --hashes 8
+"""
+
+
+def make_app(arguments: Sequence[str]) -> cyclopts.App:
+    """The application for these arguments: a command is imported when it is called, not when it is listed.
+
+    >>> [name for name in make_app(["--help"]) if not name.startswith("-")] == list(COMMANDS)
+    True
+    """
+    app = cyclopts.App(
+        name="annattn",
+        version=__version__,
+        help="Approximate nearest neighbour attention.",
+        help_format="plaintext",
+        suppress_keyboard_interrupt=False,
+    )
+    listing = not arguments or arguments[0].startswith("-")
+    if listing:
+        app.help_epilogue = _EXIT_CODES
+    for at, (name, (place, line)) in enumerate(COMMANDS.items()):
+        # A line given here would take the place of the docstring in the command's own help.
+        app.command(f"annattn.cli.{place}", name=name, help=line if listing else None, sort_key=at)
+    return app

@@ -1,11 +1,9 @@
 """`annattn bench`: how fast ANNA is on the machine at hand."""
 
-import json as json_format
-import sys
-
 from rich.console import Console
 
 from annattn.cli.measuring import speed_table, watched
+from annattn.cli.terminal import AsJson, Whole, print_json
 from annattn.report import PARTS, Order
 from annattn.report.machine import machine
 from annattn.report.speed import lengths, speed
@@ -15,13 +13,13 @@ __all__ = ["bench"]
 
 def bench(
     *,
-    longest: int = 16_384,
-    tables: int = 8,
-    hashes: int = 8,
-    dim: int = 64,
-    heads: int = 1,
-    seed: int = 0,
-    json: bool = False,
+    longest: Whole = 16_384,
+    tables: Whole = 8,
+    hashes: Whole = 8,
+    dim: Whole = 64,
+    heads: Whole = 1,
+    seed: Whole = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Time ANNA, torch's softmax attention and plain copying here, and say from which length ANNA is the faster.
 
@@ -37,7 +35,7 @@ def bench(
         dim: width of a head.
         heads: how many.
         seed: decides the tokens and the hash functions.
-        json: print the numbers as JSON and nothing else.
+        as_json: print the numbers as JSON and nothing else.
     """
     sizes = lengths(longest, shortest=64)
     about, aside = machine(), Console(stderr=True, highlight=False)
@@ -55,8 +53,8 @@ def bench(
     except KeyboardInterrupt:
         aside.print("stopped")
         raise SystemExit(130) from None
-    if json:
-        sys.stdout.write(json_format.dumps({"machine": about, **found}) + "\n")
+    if as_json:
+        print_json({"machine": about, **found})
         return
     console = Console(highlight=False)
     console.print(speed_table(found))

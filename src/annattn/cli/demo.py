@@ -1,7 +1,6 @@
 """`annattn demo`: measure the five parts of the report, print them, and write the page."""
 
-import json as json_format
-import sys
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from annattn.cli.measuring import TABLES, watched
+from annattn.cli.terminal import AsJson, Flag, Whole, print_json
 from annattn.errors import InputError
 from annattn.report import PARTS, Order, document, measured, page, writable, written
 from annattn.report.machine import machine
@@ -20,11 +20,11 @@ __all__ = ["demo", "measure"]
 
 def demo(
     *,
-    seed: int = 0,
-    longest: int = 65_536,
+    seed: Whole = 0,
+    longest: Whole = 65_536,
     output: Path = Path("report.html"),
-    quick: bool = False,
-    json: bool = False,
+    quick: Flag = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what this is and that it is true: speed, attention, trained models, theory and theorems, in three minutes.
 
@@ -39,12 +39,12 @@ def demo(
             doubling.
         output: the page; the numbers go beside it, with the ending .json.
         quick: everything small, in half a minute.
-        json: print the numbers as JSON and nothing else.
+        as_json: print the numbers as JSON and nothing else.
     """
     order = Order(seed, longest, quick)
-    results = measure(order, output, show=not json)
-    if json:
-        sys.stdout.write(json_format.dumps(results, ensure_ascii=False) + "\n")
+    results = measure(order, output, show=not as_json)
+    if as_json:
+        print_json(results)
     else:
         _summary(results, output)
     raise SystemExit(0 if _holds(results) else 1)
@@ -72,7 +72,7 @@ def measure(order: Order, output: Path, *, show: bool) -> dict[str, Any]:
                     console.print()
         results = document(parts, about)
         written(page(results), output)
-        written(json_format.dumps(results, ensure_ascii=False) + "\n", numbers)
+        written(json.dumps(results, ensure_ascii=False) + "\n", numbers)
     except KeyboardInterrupt:
         aside.print("stopped; nothing was written")
         raise SystemExit(130) from None

@@ -1,14 +1,15 @@
 """`annattn train` and `annattn sweep`: run a recipe, and measure a checkpoint over tables and hashes."""
 
-import json
 from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
+from annattn.cli.interrupts import between_steps
 from annattn.cli.names import known
+from annattn.cli.terminal import AsJson, Flag, Whole, bar, output, print_json, remarks
 from annattn.errors import InputError
 from annattn.experiments import RECIPES, Error, Recipe, grid, read_recipe, train
 from annattn.experiments import Progress as Step
@@ -16,16 +17,17 @@ from annattn.experiments.checkpoints import notes_of
 from annattn.nn import AnnaConfig, AttentionConfig, LatestMatchConfig, load_model
 from annattn.nn.checkpoint import write_json
 
-__all__ = ["bar", "sweep", "train_recipe", "watched"]
+__all__ = ["sweep", "train_recipe", "watched"]
 
 
 def train_recipe(
     name: str,
     *,
-    seed: int = 0,
+    seed: Whole = 0,
     folder: Path | None = None,
     share: float = 1.0,
-    save_every: int = 500,
+    save_every: Whole = 500,
+    as_json: AsJson = False,
 ) -> None:
     """Train a recipe; the same name and seed give the same weights, and a run that was stopped goes on.
 
@@ -37,23 +39,29 @@ def train_recipe(
         folder: where the state and the finished model are kept; runs/NAME-SEED unless given. Ctrl-C keeps the state.
         share: run this share of the recipe's steps.
         save_every: steps between two writings of the state.
+        as_json: print where the model is as JSON.
     """
     recipe = RECIPES[known("recipe", name, RECIPES)]
     if share != 1.0:
         recipe = recipe.shortened(share)
     place = folder or Path("runs") / f"{name}-{seed}"
-    console = Console(stderr=True)
+    console = remarks()
     try:
         watched(recipe, name, seed, place, console, save_every)
     except KeyboardInterrupt:
         console.print(f"stopped; the same command goes on from {place}")
         raise SystemExit(130) from None
-    Console(highlight=False, soft_wrap=True).print(f"the model is {place}/model.safetensors")
+    model = f"{place}/model.safetensors"
+    if as_json:
+        print_json({"recipe": name, "seed": seed, "steps": recipe.steps, "model": model})
+    else:
+        output().print(f"the model is {model}", markup=False, soft_wrap=True)
 
 
 def watched(recipe: Recipe, name: str, seed: int, folder: Path, console: Console, save_every: int = 500) -> None:
     """Train with a progress bar that shows the loss and the error of the last steps."""
-    with bar(console) as progress:
+    # An interrupt waits for the end of a step: half a step would be saved as none, and the run would go on wrongly.
+    with between_steps() as stop_if_asked, bar(console, MofNCompleteColumn()) as progress:
         line = progress.add_task(name, total=recipe.steps, note="")
         recent: list[tuple[float, float]] = []
 
@@ -62,6 +70,7 @@ def watched(recipe: Recipe, name: str, seed: int, folder: Path, console: Console
             del recent[:-50]
             loss, error = (sum(values) / len(recent) for values in zip(*recent, strict=True))
             progress.update(line, completed=step.step, note=f"loss {loss:.4f}  error {error:.4f}")
+            stop_if_asked()
 
         train(recipe, seed=seed, folder=folder, report=report, save_every=save_every)
         progress.update(line, completed=recipe.steps)
@@ -73,12 +82,12 @@ def sweep(
     tables: str = "1,2,4,8,16",
     hashes: str = "1,2,3,4",
     family: Literal["hyperplane", "cross_polytope"] = "hyperplane",
-    latest: bool = False,
-    samples: int = 256,
-    draws: int = 10,
-    seed: int = 0,
+    latest: Flag = False,
+    samples: Whole = 256,
+    draws: Whole = 10,
+    seed: Whole = 0,
     out: Path | None = None,
-    as_json: bool = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a trained model with hashing in every layer, over numbers of tables and hashes.
 
@@ -107,7 +116,7 @@ def sweep(
         return tuple(kind(family, count, z) for kind, count, z in zip(kinds, row, column, strict=True))
 
     cells = [mechanisms(row, z) for row in rows for z in columns]
-    with bar(Console(stderr=True)) as progress:
+    with bar(remarks(), MofNCompleteColumn()) as progress:
         line = progress.add_task("sweep", total=len(cells), note="")
 
         def report(at: int, error: Error) -> None:
@@ -121,21 +130,13 @@ def sweep(
     if out is not None:
         write_json(found, out)
     if as_json:
-        Console(highlight=False, soft_wrap=True).print_json(json.dumps(found))
+        print_json(found)
         return
     table = Table("tables", *(f"{_written(z)} hash" + "es" * (set(z) != {1}) for z in columns))
     for at, row in enumerate(rows):
         part = errors[at * len(columns) : (at + 1) * len(columns)]
-        table.add_row(_written(row), *(f"{e.mean:.4f} ± {e.spread:.4f}" for e in part))
-    Console().print(table)
-
-
-def bar(console: Console) -> Progress:
-    """A progress bar with an estimate of the time left; silent when nobody watches."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-    return Progress(
-        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
-    )
+        table.add_row(_written(row), *(f"{e.mean:.4f} ± {e.spread:.3f}" for e in part))
+    output().print(table)
 
 
 def _per_layer(text: str, layers: int, what: str) -> tuple[int, ...]:

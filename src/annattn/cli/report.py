@@ -7,8 +7,10 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from annattn.cli.demo import measure
+from annattn.cli.terminal import AsJson, Whole, print_json
 from annattn.errors import InputError
 from annattn.report import Order, page, read_results, written
+from annattn.report.page import headlines
 
 __all__ = ["report"]
 
@@ -17,7 +19,8 @@ def report(
     *,
     output: Path = Path("report.html"),
     source: Annotated[Path | None, Parameter(name="--from")] = None,
-    seed: int = 0,
+    seed: Whole = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Write the page from numbers that `annattn demo` has saved, or measure them anew.
 
@@ -27,11 +30,16 @@ def report(
         output: the page to write.
         source: a results file; without one everything is measured, which takes as long as the demo.
         seed: decides tokens, words and hash functions when measuring.
+        as_json: print where the page is and its headlines as JSON.
     """
     if source is None:
-        measure(Order(seed), output, show=False)
+        results = measure(Order(seed), output, show=False)
     else:
         if output.resolve() == source.resolve():
             raise InputError("output", given=str(output), expected="another file than the results")
-        written(page(read_results(source)), output)
+        results = read_results(source)
+        written(page(results), output)
+    if as_json:
+        print_json({"page": str(output.resolve()), "headlines": [list(one) for one in headlines(results)]})
+        return
     Console(highlight=False, soft_wrap=True).print(f"the page: {output.resolve()}")

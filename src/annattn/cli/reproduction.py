@@ -1,15 +1,14 @@
 """`annattn reproduce`: train from nothing, measure, and write tables and figures."""
 
-import json
 import time
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
 from rich.table import Table
 
 from annattn.cli.learning import watched
 from annattn.cli.names import known
+from annattn.cli.terminal import AsJson, output, print_json, remarks
 from annattn.experiments.recipe import Recipe
 from annattn.experiments.reproduce import EXPERIMENTS, PROFILES, Finding, Workshop
 
@@ -17,7 +16,7 @@ __all__ = ["reproduce"]
 
 
 def reproduce(
-    *names: str, profile: Literal["quick", "full"] = "quick", folder: Path = Path("results"), as_json: bool = False
+    *names: str, profile: Literal["quick", "full"] = "quick", folder: Path = Path("results"), as_json: AsJson = False
 ) -> None:
     """Train from nothing, measure, and write tables and figures.
 
@@ -33,7 +32,7 @@ def reproduce(
     """
     for name in names:
         known("experiment", name, EXPERIMENTS)
-    console = Console(stderr=True, highlight=False)
+    console = remarks()
 
     def run(recipe: Recipe, name: str, seed: int, place: Path) -> None:
         watched(recipe, name, seed, place, console)
@@ -51,7 +50,7 @@ def reproduce(
         raise SystemExit(130) from None
     if as_json:
         data = {name: [vars(one) | {"holds": one.holds} for one in some] for name, some in found.items()}
-        Console(highlight=False, soft_wrap=True).print_json(json.dumps(data))
+        print_json(data)
         return
     table = Table("experiment", "what", "measured", "asked")
     for name, findings in found.items():
@@ -59,5 +58,5 @@ def reproduce(
             asked = "" if one.at_most is None else f"≤ {one.at_most:g}"
             mark = "" if one.holds else "  not reached"
             table.add_row(name if at == 0 else "", one.what, f"{one.measured:.4f}{mark}", asked)
-    Console().print(table)
-    Console(highlight=False, soft_wrap=True).print(f"numbers and figures: {folder / profile}")
+    output().print(table)
+    output().print(f"numbers and figures: {folder / profile}", markup=False, soft_wrap=True)

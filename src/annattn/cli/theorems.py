@@ -1,22 +1,21 @@
 """`annattn theorems`: build what the paper's theorems promise, measure it, and print the table."""
 
-import json as json_format
-import sys
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from annattn.cli.names import known
+from annattn.cli.terminal import AsJson, Flag, is_watched, output, print_json, remarks
 from annattn.errors import AnnattnError
-from annattn.theorems import THEOREMS, Bound, Effort, Verdict
+from annattn.report.theorems import tightest
+from annattn.theorems import THEOREMS, Effort, Verdict
 
 __all__ = ["theorems"]
 
 
-def theorems(*names: str, quick: bool = False, json: bool = False) -> None:
+def theorems(*names: str, quick: Flag = False, as_json: AsJson = False) -> None:
     """Build what each theorem of the paper promises, run it, and compare its sizes and answers with the theorem's.
 
     Exits with 1 if any row does not hold. All rows take about ten minutes, with --quick about one.
@@ -26,17 +25,17 @@ def theorems(*names: str, quick: bool = False, json: bool = False) -> None:
     Args:
         names: the rows wanted, all unless given; docs/theorems.md explains each.
         quick: smaller sizes.
-        json: print the rows as JSON, every single bound included.
+        as_json: print the rows as JSON, every single bound included.
     """
     chosen = [known("theorem", name, THEOREMS) for name in names] or list(THEOREMS)
     rows = _verdicts(chosen, "quick" if quick else "full")
     holds = all(row.holds for row in rows.values())
-    if json:
+    if as_json:
         document = {"effort": "quick" if quick else "full", "holds": holds}
         document["rows"] = {name: row.to_dict() for name, row in rows.items()}
-        sys.stdout.write(json_format.dumps(document, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
+        print_json(document)
     else:
-        console = Console(highlight=False)
+        console = output()
         console.print(_table(rows))
         for name, row in rows.items():
             for line in (*row.notes, *(f"does not hold: {bound}" for bound in row.broken)):
@@ -50,7 +49,8 @@ def theorems(*names: str, quick: bool = False, json: bool = False) -> None:
 def _verdicts(names: Sequence[str], effort: Effort) -> dict[str, Verdict]:
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
     rows = {}
-    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as bar:
+    console = remarks()
+    with Progress(*columns, console=console, transient=True, disable=not is_watched(console)) as bar:
         task = bar.add_task("", total=len(names))
         for name in names:
             bar.update(task, description=name)
@@ -70,7 +70,7 @@ def _table(rows: dict[str, Verdict]) -> Table:
     table.add_column("built; measured against the theorem's bound", overflow="fold")
     table.add_column("holds")
     for name, row in rows.items():
-        claims = [f"• {escape(str(bound))}" for bound in (*_tightest(row.bounds), *row.exponents)]
+        claims = [f"• {escape(str(bound))}" for bound in (*tightest(row.bounds), *row.exponents)]
         table.add_row(
             f"[bold]{name}[/bold]\n{_range('run at', row.sizes)}{_range('sizes for', row.planned)}"
             f"{row.equal:,} of {row.inputs:,} right\n{row.seconds:.1f} s",
@@ -78,15 +78,6 @@ def _table(rows: dict[str, Verdict]) -> Table:
             "yes" if row.holds else "[bold]NO[/bold]",
         )
     return table
-
-
-def _tightest(bounds: Sequence[Bound]) -> list[Bound]:
-    """Of bounds on the same thing at several sizes the one nearest to breaking, the last among equals."""
-    found: dict[str, Bound] = {}
-    for bound in bounds:
-        if bound.what not in found or bound.slack <= found[bound.what].slack:
-            found[bound.what] = bound
-    return list(found.values())
 
 
 def _range(what: str, sizes: Sequence[int]) -> str:
