@@ -194,7 +194,8 @@ def test_alike_layers_meet_equal_content_and_pass_it_on_at_the_start():
     config = TransformerConfig(10, 2, length=8, dim=16, attention=(SoftmaxConfig(),) * 2, rotary=(True, False))
     plain, alike = Transformer(config, seed=0), Transformer(replace(config, alike=True), seed=0)
     x = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
-    for layer, (mine, other) in enumerate(zip(alike.blocks, plain.blocks, strict=True)):
+    blocks: Any = list(zip(alike.blocks, plain.blocks, strict=True))
+    for layer, (mine, other) in enumerate(blocks):
         query, key, value = mine.query_key_value.weight.detach().split(16)
         torch.testing.assert_close(x @ value.T @ mine.out.weight.T.detach(), x)
         if layer:
