@@ -100,10 +100,10 @@ def _induction_direct(*, latest: bool) -> Recipe:
 
 
 def _k_hop_direct() -> Recipe:
-    tables, hashes = (32, 32, 32, 32), (8, 8, 10, 10)
+    hashes = (8, 8, 10, 10)
     wide = tuple(ExpectedCollisionConfig("hyperplane", z) for z in (6, 8, 8, 8))
-    sampled = tuple(SampledCollisionConfig("hyperplane", *size) for size in zip(tables, hashes, strict=True))
-    hashed = tuple(AnnaConfig("hyperplane", *size) for size in zip(tables, hashes, strict=True))
+    sampled = tuple(SampledCollisionConfig("hyperplane", 32, z) for z in hashes)
+    hashed = tuple(AnnaConfig("hyperplane", 64, z) for z in hashes)
     # Layer 1 finds the letter before, layer 2 the latest match; layers 3 and 4 go to positions, so they double hops.
     places: dict[str, Any] = {
         "positions": "waves",
