@@ -101,7 +101,10 @@ def _attention_pictures(part: dict[str, Any], shown: int = 23) -> Table:
         table.add_column(head, no_wrap=True, overflow="crop")
     pictures = [_picture(packed, shown) for packed in (row["softmax"], row["expected"], cell["weights"])]
     table.add_row(*pictures)
-    table.caption = f"distance of hashed from expected weights: {cell['distance']:.2f}, where 0 is equal and 1 disjoint"
+    table.caption = (
+        f"distance of hashed from expected weights: {cell['distance']:.2f}, where 0 is equal and 1 disjoint;\n"
+        "expected is what infinitely many tables give; a query whose row is empty met no key"
+    )
     table.caption_justify = "left"
     return table
 

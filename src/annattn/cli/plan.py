@@ -28,7 +28,7 @@ def plan(
 ) -> None:
     """How many tables and hashes a guarantee takes (Theorem "LSH algorithm guarantee for ANNA"), and what they cost.
 
-    With them, but for the failure probability, every query meets every key within the radius and none beyond
+    Except with the failure probability, every query then meets every key within the radius and none beyond
     approximation · radius. That is a guarantee for the worst input; on real data far fewer often do.
 
     Example: annattn plan --n 4096 --radius 0.1 --approximation 10

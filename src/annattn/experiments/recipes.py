@@ -142,13 +142,13 @@ def _recall_anna() -> Recipe:
     def sampled(first: int, second: int) -> tuple[AttentionConfig, ...]:
         return SampledCollisionConfig("hyperplane", 16, first), SampledCollisionConfig("hyperplane", 8, second)
 
-    # At 16,384 tokens a query has 64 times the keys to miss, so the hashes end up sharper than 256 tokens ask for.
+    # At 16,384 tokens a query has 64 times as many keys to meet by chance: hashes are sharper than 256 tokens ask for.
     stages = (
-        Stage(500, (ExpectedCollisionConfig("hyperplane", 8), ExpectedCollisionConfig("hyperplane", 16))),
-        Stage(300, sampled(12, 16), (0.0, 1.0)),
-        Stage(300, sampled(18, 18)),
+        Stage(600, (ExpectedCollisionConfig("hyperplane", 8), ExpectedCollisionConfig("hyperplane", 16))),
+        Stage(300, sampled(12, 16), (0.0, 0.9)),
+        Stage(200, sampled(16, 16), (0.9, 0.9)),
     )
-    return _recall(stages, (AnnaConfig("hyperplane", 16, 18), AnnaConfig("hyperplane", 8, 18)))
+    return _recall(stages, (AnnaConfig("hyperplane", 32, 16), AnnaConfig("hyperplane", 16, 16)))
 
 
 def _recall_alike(mechanism: AttentionConfig) -> Recipe:

@@ -11,7 +11,7 @@ import numba
 __all__ = ["kernel", "say_if_slow"]
 
 _PATIENCE = 1.0  # seconds
-_NOTICE = "annattn: compiling kernels; the result is kept on disk for the next time\n"
+_NOTICE = "annattn: loading or compiling kernels; what is compiled is kept on disk for the next time\n"
 
 
 def kernel(function: Callable[..., Any] | None = None, *, fastmath: set[str] | bool = False) -> Any:
@@ -34,9 +34,19 @@ def say_if_slow(*what: object) -> AbstractContextManager[None]:
     return _SILENCE if what in _warm else _first_time(what)
 
 
+_said = threading.Event()
+
+
+def _say() -> None:
+    """Once a process is enough."""
+    if not _said.is_set():
+        _said.set()
+        sys.stderr.write(_NOTICE)
+
+
 @contextmanager
 def _first_time(what: tuple[object, ...]) -> Iterator[None]:
-    timer = threading.Timer(_PATIENCE, sys.stderr.write, [_NOTICE])
+    timer = threading.Timer(_PATIENCE, _say)
     timer.daemon = True
     timer.start()
     try:
