@@ -94,7 +94,15 @@ def plan(n: int, family: HashFamily, radius: float, approximation: float, failur
             expected="near pairs to collide more often than far ones",
             hint="take another radius, a larger approximation factor, or another family",
         )
-    tables, hashes = _smallest(n, found.p1, found.p2, failure)
+    try:
+        tables, hashes = _smallest(n, found.p1, found.p2, failure)
+    except OverflowError:
+        raise PlanError(
+            "guarantee",
+            given=f"n = {n:.3g}, c = {approximation:g}, failure {failure:g}" if n < 1e300 else "n beyond 1e300",
+            expected="numbers of tables and hashes that a float can hold",
+            hint="take fewer tokens, a larger approximation factor, or a larger failure",
+        ) from None
     return Plan(
         n=n,
         family=family,

@@ -49,6 +49,11 @@ def _run(arguments: list[str]) -> None:
         code = _failed(INTERRUPTED, "interrupted")
     except MemoryError as error:
         code = _failed(FAILED, f"not enough memory here: {error}")
+    except RuntimeError as error:
+        # torch has no error of its own for this.
+        if "DefaultCPUAllocator" not in str(error):
+            raise
+        code = _failed(FAILED, f"not enough memory here: {str(error).rpartition('DefaultCPUAllocator: ')[2]}")
     except OSError as error:
         code = _failed(BAD_INPUT if isinstance(error, _NAMED_WRONG) else FAILED, _told(error))
     try:

@@ -23,7 +23,7 @@ COMMANDS = {
 """Name: where it is, and a line for the list of commands; `annattn NAME --help` shows its own docstring."""
 
 _EXIT_CODES = """\
-Exit codes: 0 done; 1 failed, or a figure or theorem does not hold; 2 bad input; 130 interrupted.
+Exit codes: 0 done; 1 failed, or a theorem does not hold; 2 bad input; 130 interrupted.
 
 Example: annattn attend q.npy k.npy v.npy -o out.npy --tables 8 --hashes 8
 """

@@ -139,7 +139,7 @@ def _reading(what: str, path: Path) -> Any:
         yield
     except InputError:
         raise
-    except (SafetensorError, ValueError, EOFError, SyntaxError) as wrong:
+    except (SafetensorError, ValueError, TypeError, OverflowError, EOFError, SyntaxError) as wrong:
         raise InputError(what, given=str(path), expected=f"a whole {path.suffix} file", hint=str(wrong)) from None
 
 

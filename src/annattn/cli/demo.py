@@ -91,7 +91,7 @@ def _summary(results: dict[str, Any], output: Path) -> None:
     console.print(
         f"\n{about['processor']}, {about['threads']} threads, torch {about['versions']['torch']}", style="dim"
     )
-    Console(highlight=False, soft_wrap=True).print(f"the page: {output.resolve()}")
+    Console(highlight=False, soft_wrap=True).print(f"the page: {output.resolve()}", markup=False)
 
 
 def _holds(results: dict[str, Any]) -> bool:

@@ -1,5 +1,6 @@
 """`annattn train` and `annattn sweep`: run a recipe, and measure a checkpoint over tables and hashes."""
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -44,12 +45,14 @@ def train_recipe(
     recipe = RECIPES[known("recipe", name, RECIPES)]
     if share != 1.0:
         recipe = recipe.shortened(share)
+    if save_every < 1:
+        raise InputError("--save-every", given=save_every, expected="at least 1 step")
     place = folder or Path("runs") / f"{name}-{seed}"
     console = remarks()
     try:
         watched(recipe, name, seed, place, console, save_every)
     except KeyboardInterrupt:
-        console.print(f"stopped; the same command goes on from {place}")
+        console.print(f"stopped; the same command goes on from {place}", markup=False)
         raise SystemExit(130) from None
     model = f"{place}/model.safetensors"
     if as_json:
@@ -105,6 +108,14 @@ def sweep(
         out: also write the numbers to this JSON file.
         as_json: print JSON instead of a table.
     """
+    for what, count in (("--samples", samples), ("--draws", draws)):
+        if count < 1:
+            raise InputError(what, given=count, expected="at least 1")
+    if out is not None and (out.is_dir() or not os.access(out.absolute().parent, os.W_OK)):
+        # Refused now, not after an hour of measuring.
+        raise InputError("--out", given=str(out), expected="a file in a folder that can be written")
+    if not checkpoint.name:
+        raise InputError("checkpoint", given=str(checkpoint), expected="the name of a model")
     model = load_model(checkpoint)
     recipe = read_recipe(notes_of(checkpoint)["recipe"])
     layers = model.config.layers
@@ -151,6 +162,6 @@ def _written(counts: tuple[int, ...]) -> str:
 
 
 def _count(text: str, what: str) -> int:
-    if not text.strip().isdigit() or int(text) < 1:
+    if not text.strip().isdecimal() or len(text) > 18 or int(text) < 1:
         raise InputError(what, given=repr(text), expected="numbers of at least 1, with commas", hint="such as 1,2,4")
     return int(text)

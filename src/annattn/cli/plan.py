@@ -90,9 +90,9 @@ def _table(found: Plan) -> Table:
 def _data(found: Plan) -> dict[str, object]:
     sizes = {name: getattr(found, name) for name in ("applies", "work", "memory", "linear_memory")}
     family = {"name": type(found.family).__name__, **vars(found.family)}
-    # ρ is infinite when far pairs always collide; JSON has no word for it.
-    quality = found.quality if math.isfinite(found.quality) else None
-    return {**asdict(found), "family": family, "quality": quality, **sizes, "all_pairs_work": _all_pairs(found)}
+    data = {**asdict(found), "family": family, **sizes, "all_pairs_work": _all_pairs(found)}
+    # ρ is infinite when far pairs always collide, and c may be given so; JSON has no word for it.
+    return {name: None if x in (math.inf, -math.inf) else x for name, x in data.items()}
 
 
 def _bytes(count: float) -> str:

@@ -42,4 +42,4 @@ def report(
     if as_json:
         print_json({"page": str(output.resolve()), "headlines": [list(one) for one in headlines(results)]})
         return
-    Console(highlight=False, soft_wrap=True).print(f"the page: {output.resolve()}")
+    Console(highlight=False, soft_wrap=True).print(f"the page: {output.resolve()}", markup=False)

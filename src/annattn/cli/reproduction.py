@@ -46,7 +46,7 @@ def reproduce(
             found[name] = EXPERIMENTS[name](shop)
             console.print(f"{name}: {time.monotonic() - started:.0f} s")
     except KeyboardInterrupt:
-        console.print(f"stopped; the same command goes on from {folder / profile}")
+        console.print(f"stopped; the same command goes on from {folder / profile}", markup=False)
         raise SystemExit(130) from None
     if as_json:
         data = {name: [vars(one) | {"holds": one.holds} for one in some] for name, some in found.items()}

@@ -45,9 +45,9 @@ def notes_of(checkpoint: str | Path) -> dict[str, Any]:
     path = path if path.suffix == ".json" else path.with_name(path.name.removesuffix(".safetensors") + ".json")
     try:
         notes = json.loads(path.read_text()).get("notes", {})
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         raise InputError("checkpoint", given=str(path), expected="the JSON file of a model") from None
-    if "recipe" not in notes:
+    if not isinstance(notes, dict) or "recipe" not in notes:
         raise InputError("checkpoint", given=f"{path} without a recipe", expected="one that annattn train wrote")
     return notes
 

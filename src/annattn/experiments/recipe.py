@@ -1,5 +1,6 @@
 """A training run as data: task, model, stages, optimiser. The same recipe and seed give the same weights."""
 
+import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -105,6 +106,8 @@ class Recipe:
         >>> RECIPES["match2_paper"].shortened(0.1).steps
         2000
         """
+        if not 0 < share < math.inf:
+            raise InputError("share", given=share, expected="a number above 0", hint="1 runs every step")
         stages = tuple(replace(stage, steps=max(1, round(share * stage.steps))) for stage in self.stages)
         return replace(self, stages=stages, warmup=max(1, round(share * self.warmup)))
 
@@ -132,10 +135,16 @@ def read_recipe(data: dict[str, Any]) -> Recipe:
     >>> all(read_recipe(write_recipe(recipe)) == recipe for recipe in RECIPES.values())
     True
     """
-    options = dict(data)
-    options["model"] = read_config(options["model"])
-    options["stages"] = tuple(
-        Stage(one["steps"], tuple(read_attention(a) for a in one["attention"]), tuple(one["noise"]), one.get("n"))
-        for one in options["stages"]
-    )
-    return Recipe(**options)
+    try:
+        options = dict(data)
+        options["model"] = read_config(options["model"])
+        options["stages"] = tuple(
+            Stage(one["steps"], tuple(read_attention(a) for a in one["attention"]), tuple(one["noise"]), one.get("n"))
+            for one in options["stages"]
+        )
+        options["task_options"] = dict(options.get("task_options", {}))
+        return Recipe(**options)
+    except InputError:
+        raise
+    except (TypeError, KeyError, ValueError, AttributeError) as wrong:
+        raise InputError("recipe", given=repr(wrong), expected="the fields of Recipe") from None

@@ -156,24 +156,42 @@ class _Run:
         try:
             about = json.loads((self.folder / "run.json").read_text())
             known = about["recipe"], about["seed"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise InputError("run", given=f"{self.folder}/run.json, damaged", expected="the JSON of a run") from None
         if known != (json.loads(json.dumps(write_recipe(self.recipe))), self.seed):
             raise InputError(
                 "folder", given=f"{self.folder}, which holds another run", expected="an empty folder or the same run"
             )
-        state = read_tensors(self.folder / "state.safetensors")
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "adam": {}, "step": {}}
-        for name, tensor in state.items():
-            kind, _, rest = name.partition(".")
-            parts[kind][rest] = tensor
-        load_tensors(self.model, parts["model"], str(self.folder / "state.safetensors"))
-        adam: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in parts["adam"].items():
-            index, _, rest = name.partition(".")
-            adam.setdefault(int(index), {})[rest] = tensor
-        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": adam})
-        self.step = int(parts["step"][""])
-        with contextlib.suppress(OSError):
+        path = self.folder / "state.safetensors"
+        state = read_tensors(path)
+        weights = {name.removeprefix("model."): x for name, x in state.items() if name.startswith("model.")}
+        load_tensors(self.model, weights, str(path))
+        step = state.get("step", torch.tensor(-1))
+        if step.numel() != 1 or not 0 <= step.item() <= self.recipe.steps:
+            given = step.tolist() if "step" in state else "none"
+            raise InputError(f"step of {path}", given=given, expected=f"one of 0 to {self.recipe.steps}")
+        self.step = int(step)
+        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": self._moments(state, path)})
+        with contextlib.suppress(OSError, ValueError):  # the log is for reading: a damaged one begins anew
             lines = (self.folder / "log.csv").read_text().splitlines()
             self.log = lines[:1] + [line for line in lines[1:] if int(line.split(",")[0]) <= self.step]
+
+    def _moments(self, state: dict[str, Tensor], path: Path) -> dict[int, dict[str, Tensor]]:
+        """What the optimiser remembers of every weight; nothing before the first step."""
+        shapes = {"step": torch.Size(), "exp_avg": None, "exp_avg_sq": None}
+        wanted = {
+            f"adam.{index}.{name}": weight.shape if shape is None else shape
+            for index, weight in enumerate(self.model.parameters() if self.step else ())
+            for name, shape in shapes.items()
+        }
+        found = {name: tensor.shape for name, tensor in state.items() if name.startswith("adam.")}
+        wrong = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+        if wrong:
+            raise InputError(
+                str(path), given=f"{wrong[0]} of shape {found.get(wrong[0])}", expected=str(wanted.get(wrong[0]))
+            )
+        adam: dict[int, dict[str, Tensor]] = {}
+        for name in found:
+            _, index, rest = name.split(".")
+            adam.setdefault(int(index), {})[rest] = state[name]
+        return adam

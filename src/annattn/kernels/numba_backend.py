@@ -74,6 +74,8 @@ def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     heads, share, _ = heads_and_shares(query, key)
     n, m = query.shape[2], key.shape[2]
     query_codes, key_codes = memory.empty(*query.shape[:3], 1), memory.empty(*key.shape[:3], 1)
+    # Written as arrays: a tensor made in inference mode may not be changed by a thread that is not in it.
+    of_queries, of_keys = query_codes.numpy(), key_codes.numpy()
 
     def one(group: int) -> None:
         b, h = divmod(group, heads)
@@ -81,8 +83,8 @@ def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         rows = torch.cat([key[b, h], query[b, mine].flatten(0, 1)]).detach()
         numbers = np.empty(len(rows), np.int64)
         number_rows(family.evaluate((_ONE_COPY,), rows).numpy(), family.hashable(rows).numpy(), numbers)
-        key_codes[b, h, :, 0] = torch.from_numpy(numbers[:m])
-        query_codes[b, mine, :, 0] = torch.from_numpy(numbers[m:]).reshape(share, n)
+        of_keys[b, h, :, 0] = numbers[:m]
+        of_queries[b, mine, :, 0] = numbers[m:].reshape(share, n)
 
     with say_if_slow("rows"):
         run_pieces(one, key.shape[0] * heads)

@@ -48,7 +48,7 @@ class Euclidean(HashFamily):
             return 0.0
         ratio = self.width / distance
         tails = math.erfc(ratio / math.sqrt(2))
-        return max(0.0, 1 - tails + math.sqrt(2 / math.pi) / ratio * math.expm1(-(ratio**2) / 2))
+        return max(0.0, 1 - tails + math.sqrt(2 / math.pi) / ratio * math.expm1(-ratio * ratio / 2))
 
     def draw(self, random: np.random.RandomState, functions: int) -> tuple[np.ndarray, ...]:
         """Directions (functions, dim) and shifts (functions,)."""

@@ -58,7 +58,7 @@ def load_model(path: str | Path) -> Transformer:
         data = json.loads(described.read_text())
     except FileNotFoundError:
         raise InputError("checkpoint", given=str(described), expected="a file that exists") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as wrong:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as wrong:
         raise InputError("checkpoint", given=str(described), expected="JSON", hint=str(wrong)) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__

@@ -44,7 +44,7 @@ def page(results: Mapping[str, Any]) -> str:
             css=(_FOLDER / "page.css").read_text(encoding="utf-8"),
             js=(_FOLDER / "page.js").read_text(encoding="utf-8"),
         )
-    except (KeyError, IndexError, TypeError, AttributeError, jinja2.UndefinedError) as wrong:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, jinja2.UndefinedError) as wrong:
         raise InputError("results", given=f"{wrong!r}", expected="everything that `annattn demo` measures") from None
 
 

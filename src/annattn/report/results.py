@@ -102,7 +102,7 @@ def read_results(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError("results", given=str(path), expected="a file that exists") from None
-    except (OSError, ValueError) as wrong:
+    except (OSError, ValueError, RecursionError) as wrong:
         raise InputError("results", given=str(path), expected=expected, hint=str(wrong)) from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise InputError("results", given=f"{path} of another format", expected=expected)
