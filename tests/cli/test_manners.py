@@ -47,7 +47,7 @@ def test_the_list_of_commands_says_the_exit_codes(command):
     assert code == 0
     assert all(re.search(rf"│ {name} ", out) for name in COMMANDS)
     shown = " ".join(out.split())
-    assert "0 done; 1 failed, or a figure or theorem does not hold; 2 bad input; 130 interrupted" in shown
+    assert "0 done; 1 failed, or a theorem does not hold; 2 bad input; 130 interrupted" in shown
 
 
 def test_every_listed_command_is_there():
