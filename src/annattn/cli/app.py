@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import cyclopts
+from rich.console import Console
 
 from annattn import __version__
 
@@ -41,6 +42,7 @@ def make_app(arguments: Sequence[str]) -> cyclopts.App:
         help="Approximate nearest neighbour attention.",
         help_format="plaintext",
         suppress_keyboard_interrupt=False,
+        console=Console(),  # commands with commands of their own would keep the first one they saw
     )
     listing = not arguments or arguments[0].startswith("-")
     if listing:
