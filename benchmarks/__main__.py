@@ -8,17 +8,15 @@ Examples:
 
 import argparse
 import json
-import platform
 import sys
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from annattn.report.machine import machine
 from benchmarks.contenders import CONTENDERS
 from benchmarks.figures import FIGURES, Figure
 from benchmarks.measure import extra_memory, seconds
@@ -78,19 +76,6 @@ def plot(times: dict[str, dict[int, float]], memory: dict[str, dict[int, int]], 
         figure.savefig(folder / f"{unit}.svg")
         figure.savefig(folder / f"{unit}.png", dpi=120)
         plt.close(figure)
-
-
-def machine() -> dict[str, str | int]:
-    name = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            name = line.split(":", 1)[1].strip()
-    found: dict[str, str | int] = {
-        "processor": name,
-        "threads": torch.get_num_threads(),
-        "python": sys.version.split()[0],
-    }
-    return found | {package: version(package) for package in ("torch", "numpy", "numba", "annattn")}
 
 
 def tables(times: dict[str, dict[int, float]], figures: list[Figure], console: Console) -> None:
