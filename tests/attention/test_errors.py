@@ -67,6 +67,9 @@ def test_unknown_options_are_refused():
         aa.anna_attention(X, X, X, hasher, algorithm="fast")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="beta: got nan"):
         aa.softmax_attention(X, X, X, beta=float("nan"))
+    for share in (-0.1, 1.0, float("nan")):
+        with pytest.raises(InputError, match="dropout: got"):
+            aa.softmax_attention(X, X, X, beta=1.0, dropout=share)
     with pytest.raises(InputError, match=r"key: got torch\.float64, expected the query's torch\.float32"):
         aa.exact_match_attention(X, X.double(), X)
 

@@ -5,9 +5,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from annattn.experiments import RECIPES
 from annattn.experiments.reproduce import EXPERIMENTS, PROFILES, Finding, Profile, Workshop
 
-HARDLY = Profile({"match2_paper": 0.0001, "induction_paper": 0.000005}, 0.001, 2, 8, 2, first=(32, 96), second=(4, 32))
+HARDLY = Profile({"match2_paper": 0.0001}, 0.0005, 2, 8, 2, first=(32, 96), second=(4, 32))
 FIGURES = {
     "match2_paper": ["match2_paper.svg"],
     "induction_heads": ["induction_direct.svg", "induction_latest.svg", "induction_paper.svg"],
@@ -40,5 +41,7 @@ def test_the_profiles_are_these():
     assert full.seeds == 10
     assert full.draws == 10
     assert (full.first, full.second) == (tuple(range(32, 97, 8)), tuple(range(4, 33, 4)))
-    assert not full.share
+    assert {round(RECIPES[name].shortened(share).steps) for name, share in full.share.items()} == {400_000}
+    assert {name for name in RECIPES if "induction_paper" in name} == full.share.keys()
     assert full.others == 1
+    assert RECIPES["match2_paper"].steps == 20_000

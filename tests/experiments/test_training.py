@@ -13,7 +13,7 @@ import torch
 
 from annattn.errors import InputError
 from annattn.experiments import RECIPES, Recipe, Stage, measure, read_recipe, train, write_recipe
-from annattn.nn import AnnaConfig, SampledCollisionConfig, TransformerConfig, load_model
+from annattn.nn import AnnaConfig, SampledCollisionConfig, SoftmaxConfig, TransformerConfig, load_model
 
 SAMPLED = SampledCollisionConfig("hyperplane", tables=4, hashes=3)
 TINY = Recipe(
@@ -35,7 +35,10 @@ def same(one, other) -> bool:
     return all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
 
 
-@pytest.mark.parametrize("recipe", [TINY, replace(TINY, dataset=64), replace(TINY, clip=None)])
+DROPPED = replace(TINY, stages=(Stage(20, (SoftmaxConfig(beta=1.0, dropout=0.2),)),))
+
+
+@pytest.mark.parametrize("recipe", [TINY, replace(TINY, dataset=64), replace(TINY, clip=None), DROPPED])
 @pytest.mark.parametrize("stop", [7, 12])
 def test_an_interrupted_run_ends_with_the_same_bits(recipe, stop, tmp_path):
     whole = train(recipe, seed=3)

@@ -20,10 +20,12 @@ def softmax_attention(
     beta: float,
     is_causal: bool = False,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
+    dropout: float = 0.0,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """softmax(β · Q Kᵀ) V with every query and key scaled to length 1; zero where a query sees no key.
 
-    Quadratic in n; computed by torch's fused scaled_dot_product_attention.
+    Quadratic in n; computed by torch's fused scaled_dot_product_attention. `dropout` is the share of weights set to
+    zero at random, by torch's generator, while the others grow by 1/(1 - dropout): for training only.
 
     >>> import annattn as aa
     >>> x = torch.eye(2).reshape(1, 1, 2, 2)
@@ -34,6 +36,8 @@ def softmax_attention(
     check_inputs(query, key, value, key_mask)
     if not math.isfinite(beta):
         raise InputError("beta", given=beta, expected="a finite number")
+    if not 0 <= dropout < 1:
+        raise InputError("dropout", given=dropout, expected="at least 0 and below 1")
     for name, tensor in (("query", query), ("key", key)):
         if tensor.dtype != value.dtype:
             raise InputError(name, given=tensor.dtype, expected=f"the value's {value.dtype}")
@@ -51,7 +55,14 @@ def softmax_attention(
         causal = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
         seen = causal if seen is None else seen & causal
     out = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=seen, is_causal=is_causal and seen is None, scale=beta, enable_gqa=True
+        query,
+        key,
+        value,
+        attn_mask=seen,
+        dropout_p=dropout,
+        is_causal=is_causal and seen is None,
+        scale=beta,
+        enable_gqa=True,
     )
     if seen is None:
         return out

@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from annattn.experiments.figures import heat_map, lines
 from annattn.experiments.recipe import Recipe
 from annattn.experiments.recipes import RECIPES
 from annattn.experiments.training import train
-from annattn.nn import AnnaConfig, AttentionConfig, LatestMatchConfig, SoftmaxConfig, Transformer
+from annattn.nn import AnnaConfig, AttentionConfig, LatestMatchConfig, Transformer
 from annattn.nn.checkpoint import write_json
 from annattn.tasks import AssociativeRecall, KHop
 
@@ -59,7 +60,11 @@ class Profile:
 
 _QUICK = {
     "match2_paper": 0.15,
-    "induction_paper": 0.0012,
+    "match2_paper_beta_1": 0.05,
+    "match2_paper_beta_10": 0.05,
+    "induction_paper": 0.2,
+    "induction_paper_beta_0.1": 0.04,
+    "induction_paper_beta_10": 0.04,
     "induction_latest": 0.5,
     "k_hop_direct": 0.05,
     "ablation": 0.1,
@@ -67,11 +72,14 @@ _QUICK = {
     "recall_softmax": 0.1,
     "recall_low_rank": 0.1,
 }
+_PAPER_STEPS = 400_000
+# The recipes of the paper's way on induction heads are shorter than the paper's run.
+_FULL = {name: _PAPER_STEPS / RECIPES[name].steps for name in RECIPES if name.startswith("induction_paper")}
 
 PROFILES: dict[str, Profile] = {
     # Match2 and induction heads trained directly in full; the rest cut to what a quarter of an hour holds.
     "quick": Profile(_QUICK, 1.0, 1, 64, 3, (32, 64, 96), (4, 16, 32)),
-    "full": Profile({}, 1.0, 10, 256, 10, tuple(range(32, 97, 8)), tuple(range(4, 33, 4))),
+    "full": Profile(_FULL, 1.0, 10, 256, 10, tuple(range(32, 97, 8)), tuple(range(4, 33, 4))),
 }
 
 
@@ -101,6 +109,16 @@ class Workshop:
         """Errors with these mechanisms under the profile's samples and draws."""
         self.say(f"measuring {len(cells)} settings")
         return grid(model, task, cells, samples=self.profile.samples, draws=self.profile.draws)
+
+    def best(self, model: Transformer, task: Any, choices: list[list[tuple[AttentionConfig, ...]]]) -> list[Error]:
+        """For each list the error of the mechanisms that do best on a few sequences of the split "validation"."""
+        few = task.sample(16, (0, 4), split="validation")
+
+        def short_look(cell: tuple[AttentionConfig, ...]) -> float:
+            return measure(model.with_attention(*cell), task, draws=2, data=few).mean
+
+        self.say(f"choosing among {sum(map(len, choices))} settings")
+        return self.errors(model, task, [min(some, key=short_look) for some in choices])
 
     def write(self, name: str, findings: list[Finding], data: Any) -> list[Finding]:
         """Keep the numbers, with the machine and the versions that gave them."""
@@ -143,18 +161,21 @@ def induction_heads(shop: Workshop) -> list[Finding]:
     """Figure "Induction heads", the paper's way, and the same grid for ANNA trained itself and for latest match."""
     rows, columns = shop.profile.first, shop.profile.second
     task = RECIPES["induction_direct"].make_task()
-    findings, data, maps = [], {}, {}
-    for name, zs, title in (
-        ("induction_paper", (1, 2, 3, 4), "the paper's way"),
-        ("induction_direct", (None,), "ANNA trained directly"),
-        ("induction_latest", (None,), "latest match in layer 2"),
+    data, maps = {}, {}
+    for name, title in (
+        ("induction_paper", "the paper's way"),
+        ("induction_direct", "ANNA trained directly"),
+        ("induction_latest", "latest match in layer 2"),
     ):
         model = shop.model(name)
-        hashed = [[_with_tables(RECIPES[name].model.attention, (a, b), z) for a in rows for b in columns] for z in zs]
-        by_z = [shop.errors(model, task, cells) for cells in hashed]
-        best = [min((one[at] for one in by_z), key=lambda e: e.mean) for at in range(len(rows) * len(columns))]
-        maps[name] = [[best[i * len(columns) + j].mean for j in range(len(columns))] for i in range(len(rows))]
-        spreads = [[best[i * len(columns) + j].spread for j in range(len(columns))] for i in range(len(rows))]
+        cells = [(a, b) for a in rows for b in columns]
+        if name == "induction_paper":
+            found = shop.best(model, task, [_hashed_ways(cell) for cell in cells])
+        else:
+            found = shop.errors(model, task, [_with_tables(RECIPES[name].model.attention, cell) for cell in cells])
+        by_row = [found[at : at + len(columns)] for at in range(0, len(found), len(columns))]
+        maps[name] = [[error.mean for error in row] for row in by_row]
+        spreads = [[error.spread for error in row] for row in by_row]
         data[name] = {"first": list(rows), "second": list(columns), "errors": maps[name], "spreads": spreads}
         heat_map(shop.folder / f"{name}.svg", f"Induction heads, {title}", rows, columns, maps[name])
     paper, direct, latest = (maps[name] for name in ("induction_paper", "induction_direct", "induction_latest"))
@@ -172,6 +193,20 @@ def induction_heads(shop: Workshop) -> list[Finding]:
         Finding("latest match at (96, 32)", latest[-1][-1]),
     ]
     return shop.write("induction_heads", findings, data)
+
+
+def betas(shop: Workshop) -> list[Finding]:
+    """The paper's way with β = 0.1, 1 and 10: the surrogate's own error, and hashed with the best z."""
+    findings = []
+    for way, best, tables in (("match2_paper", 0.1, (8,)), ("induction_paper", 1.0, (32, 4))):
+        for beta in (0.1, 1.0, 10.0):
+            name = way if beta == best else f"{way}_beta_{beta:g}"
+            model, task = shop.model(name), RECIPES[name].make_task()
+            (surrogate,) = shop.errors(model, task, [model.config.attention])
+            (hashed,) = shop.best(model, task, [_hashed_ways(tables)])
+            findings.append(Finding(f"{way}, β = {beta:g}: surrogate", surrogate.mean))
+            findings.append(Finding(f"{way}, β = {beta:g}: tables {':'.join(map(str, tables))}", hashed.mean))
+    return shop.write("betas", findings, {one.what: one.measured for one in findings})
 
 
 def k_hop(shop: Workshop) -> list[Finding]:
@@ -207,7 +242,7 @@ def ablations(shop: Workshop) -> list[Finding]:
     findings = []
     for name, recipe in variants.items():
         model = shop.model("induction_direct" if recipe is base else "ablation " + name, recipe=recipe)
-        cells = [_with_tables(recipe.model.attention, tables, None) for tables in ((32, 4), (96, 32))]
+        cells = [_with_tables(recipe.model.attention, tables) for tables in ((32, 4), (96, 32))]
         for cell, error in zip(("(32, 4)", "(96, 32)"), shop.errors(model, recipe.make_task(), cells), strict=True):
             findings.append(Finding(f"{name}: {cell}", error.mean))
     return shop.write("ablations", findings, {one.what: one.measured for one in findings})
@@ -234,22 +269,25 @@ EXPERIMENTS: dict[str, Callable[[Workshop], list[Finding]]] = {
     "match2_paper": match2_paper,
     "match2_direct": match2_direct,
     "induction_heads": induction_heads,
+    "betas": betas,
     "k_hop": k_hop,
     "ablations": ablations,
     "recall": recall,
 }
 
 
-def _with_tables(
-    attention: tuple[AttentionConfig, ...], tables: tuple[int, ...], hashes: int | None
-) -> tuple[AttentionConfig, ...]:
-    """The mechanisms of a recipe with other tables; a softmax surrogate becomes ANNA with these hashes."""
+def _with_tables(attention: tuple[AttentionConfig, ...], tables: tuple[int, ...]) -> tuple[AttentionConfig, ...]:
+    """The hashed mechanisms of a recipe with other tables."""
     changed = []
     for one, count in zip(attention, tables, strict=True):
-        if isinstance(one, SoftmaxConfig):
-            assert hashes is not None
-            changed.append(AnnaConfig("hyperplane", count, hashes))
-        else:
-            assert isinstance(one, AnnaConfig | LatestMatchConfig)
-            changed.append(replace(one, tables=count))
+        assert isinstance(one, AnnaConfig | LatestMatchConfig)
+        changed.append(replace(one, tables=count))
     return tuple(changed)
+
+
+def _hashed_ways(tables: tuple[int, ...]) -> list[tuple[AttentionConfig, ...]]:
+    """ANNA with so many tables a layer, for every choice of z = 1 … 4 in each layer, as in the paper."""
+    return [
+        tuple(AnnaConfig("hyperplane", count, z) for count, z in zip(tables, hashes, strict=True))
+        for hashes in product(range(1, 5), repeat=len(tables))
+    ]

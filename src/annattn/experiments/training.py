@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from annattn.errors import InputError
-from annattn.experiments.recipe import Recipe, write_recipe
+from annattn.experiments.recipe import Recipe, read_recipe, write_recipe
 from annattn.nn import Transformer
 from annattn.nn.checkpoint import load_tensors, read_tensors, save_model, write_json, write_tensors, write_text
 from annattn.tasks import Batch
@@ -57,7 +57,7 @@ def train(
     >>> from annattn.experiments import RECIPES
     >>> model = train(RECIPES["match2_paper"].shortened(0.0005), seed=0)
     >>> model.config.attention
-    (SoftmaxConfig(beta=0.1),)
+    (SoftmaxConfig(beta=0.1, dropout=0.0),)
     """
     run = _Run(recipe, seed, Path(folder) if folder is not None else None)
     last = recipe.steps if stop_at is None else min(stop_at, recipe.steps)
@@ -155,10 +155,10 @@ class _Run:
             return
         try:
             about = json.loads((self.folder / "run.json").read_text())
-            known = about["recipe"], about["seed"]
+            known = read_recipe(about["recipe"]), about["seed"]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise InputError("run", given=f"{self.folder}/run.json, damaged", expected="the JSON of a run") from None
-        if known != (json.loads(json.dumps(write_recipe(self.recipe))), self.seed):
+        if known != (self.recipe, self.seed):
             raise InputError(
                 "folder", given=f"{self.folder}, which holds another run", expected="an empty folder or the same run"
             )

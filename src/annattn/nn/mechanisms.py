@@ -85,16 +85,28 @@ class AttentionConfig(ABC):
 class SoftmaxConfig(AttentionConfig):
     """The paper's trainable surrogate: softmax(β ⟨q, k⟩) of unit vectors.
 
+    `dropout` of the weights, for training, is drawn by the seed, as hash functions are.
+
     >>> SoftmaxConfig(beta=0.1)
-    SoftmaxConfig(beta=0.1)
+    SoftmaxConfig(beta=0.1, dropout=0.0)
     """
 
     beta: float = 1.0
+    dropout: float = 0.0
 
     def _attend(self, head_dim: int, layer: int, seed: int | None) -> Attend:
-        return lambda q, k, v, is_causal, mask: softmax_attention(
-            q.to(v.dtype), k.to(v.dtype), v, beta=self.beta, is_causal=is_causal, key_mask=mask
-        )
+        drawn = _drawn(0 if seed is None else seed, layer)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:
+            options: dict[str, Any] = {"beta": self.beta, "is_causal": is_causal, "key_mask": mask}
+            q, k = q.to(v.dtype), k.to(v.dtype)
+            if not self.dropout:
+                return softmax_attention(q, k, v, **options)
+            with torch.random.fork_rng(devices=[v.device] if v.is_cuda else []):
+                torch.manual_seed(drawn)
+                return softmax_attention(q, k, v, **options, dropout=self.dropout)
+
+        return attend
 
 
 @dataclass(frozen=True)
@@ -108,8 +120,7 @@ class _Hashed(AttentionConfig):
         angular(self.family, 2)
 
     def _hasher(self, head_dim: int, layer: int, seed: int | None) -> Hasher:
-        stream = np.random.SeedSequence([self.seed if seed is None else seed, layer])
-        drawn = int(stream.generate_state(1, np.uint32)[0])
+        drawn = _drawn(self.seed if seed is None else seed, layer)
         return angular(self.family, head_dim).sample(tables=self.tables, hashes=self.hashes, seed=drawn)
 
 
@@ -273,7 +284,7 @@ def write_attention(config: AttentionConfig) -> dict[str, Any]:
     """A description as JSON-ready data.
 
     >>> write_attention(SoftmaxConfig(beta=2.0))
-    {'mechanism': 'softmax', 'beta': 2.0}
+    {'mechanism': 'softmax', 'beta': 2.0, 'dropout': 0.0}
     """
     (name,) = (name for name, kind in ATTENTIONS.items() if kind is type(config))
     return {"mechanism": name, **asdict(config)}
@@ -283,7 +294,7 @@ def read_attention(data: dict[str, Any]) -> AttentionConfig:
     """The inverse of `write_attention`; what it does not know is an error.
 
     >>> read_attention({"mechanism": "softmax", "beta": 2.0})
-    SoftmaxConfig(beta=2.0)
+    SoftmaxConfig(beta=2.0, dropout=0.0)
     """
     options = dict(data)
     name = options.pop("mechanism", None)
@@ -305,6 +316,11 @@ def angular(name: str, dim: int) -> HashFamily:
     if name not in ANGULAR:
         raise InputError("family", given=repr(name), expected=f"one of {', '.join(ANGULAR)}")
     return ANGULAR[name](dim)
+
+
+def _drawn(seed: int, layer: int) -> int:
+    """A seed of its own for every layer."""
+    return int(np.random.SeedSequence([seed, layer]).generate_state(1, np.uint32)[0])
 
 
 def _linear_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:
