@@ -61,7 +61,7 @@ def test_the_result_is_the_librarys_bit_for_bit(axes, causal, folder, command):
     [
         (("--mechanism", "exact_match"), aa.exact_match_attention),
         (("--mechanism", "exact_match", "--causal"), lambda *x: aa.exact_match_attention(*x, is_causal=True)),
-        (("--mechanism", "softmax", "--beta", "3"), lambda *x: aa.softmax_attention(*x, beta=3.0)),
+        (("--mechanism", "softmax", "--beta", "3", "--tables", 10**12), lambda *x: aa.softmax_attention(*x, beta=3.0)),
         (
             ("--mechanism", "latest_match", "--hashes", "2"),
             lambda q, k, v: aa.latest_match_attention(q, k, v, aa.lsh.Hyperplane(8).sample(tables=8, hashes=2)),
@@ -315,6 +315,9 @@ def damaged() -> None:
         ("q.npy k.npy v.npy --tabels 3", "Did you mean --tables?"),
         ("q.npy k.npy v.npy --tables 2.5", "'2.5' is not an integer"),
         ("q.npy k.npy v.npy --tables 0", "tables: got 0"),
+        ("q.npy k.npy v.npy --tables 0 --mechanism softmax", "tables: got 0"),
+        (f"q.npy k.npy v.npy --tables {10**30}", "more than 64 bits"),
+        (f"q.npy k.npy v.npy --tables {10**18}", "tables times hashes: got 8000000000000000000"),
         ("q.npy k.npy v.npy --memory 0", "--memory: got 0"),
         ("q.npy k.npy v.npy --width 3", "--width: got 3 with hyperplane"),
         ("q.npy k.npy v.npy -o v.npy", "output: got v.npy, which is an input"),

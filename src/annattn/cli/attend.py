@@ -67,7 +67,9 @@ def attend(
     if memory < 1:
         raise InputError("--memory", given=memory, expected="at least 1 MiB")
     arrays = _opened(query, key, value, key_mask, mechanism)
-    hasher = make_family(family, arrays.query.shape[-1], width).sample(tables=tables, hashes=hashes, seed=seed)
+    # Mechanisms that do not hash check these numbers too, but draw nothing of that size.
+    drawn = (tables, hashes) if mechanism in ("anna", "latest_match") else (min(tables, 1), min(hashes, 1))
+    hasher = make_family(family, arrays.query.shape[-1], width).sample(tables=drawn[0], hashes=drawn[1], seed=seed)
     work: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]] = {
         "anna": lambda q, k, v, mask: anna_attention(q, k, v, hasher, is_causal=causal, key_mask=mask),
         "exact_match": lambda q, k, v, mask: exact_match_attention(q, k, v, is_causal=causal, key_mask=mask),
@@ -86,7 +88,7 @@ def attend(
         if mechanism == "anna" and streams(arrays, hasher, memory << 20):
             attend_by_rows(arrays, hasher, causal, memory << 20, sink, report)
         else:
-            attend_by_heads(arrays, work[mechanism], tables, memory << 20, sink, report)
+            attend_by_heads(arrays, work[mechanism], hasher.tables, memory << 20, sink, report)
     dtype, seconds = name_of(sink.dtype), time.monotonic() - started
     if as_json:
         print_json(

@@ -56,9 +56,12 @@ def bar(console: Console, *columns: ProgressColumn) -> Progress:
 def _whole(_: type, tokens: Sequence[cyclopts.Token]) -> int:
     # The parser's own conversion rounds 2.5 to 2.
     try:
-        return int(tokens[0].value)
+        number = int(tokens[0].value)
     except ValueError:
         raise ValueError(f"{tokens[0].value!r} is not an integer") from None
+    if abs(number) >= 2**63:
+        raise ValueError(f"{tokens[0].value!r} is an integer of more than 64 bits")
+    return number
 
 
 Whole = Annotated[int, cyclopts.Parameter(converter=_whole)]

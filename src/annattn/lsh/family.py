@@ -13,6 +13,8 @@ from annattn.lsh.hasher import Hasher
 
 __all__ = ["HashFamily", "Sensitivity", "require_count", "tamed", "unit_angle"]
 
+_MOST = 2**40  # functions in one drawing: NumPy's own words for more are about dimensions
+
 
 @dataclass(frozen=True)
 class Sensitivity:
@@ -155,6 +157,8 @@ class HashFamily(ABC):
         """
         require_count("tables", tables)
         require_count("hashes", hashes)
+        if int(tables) * int(hashes) > _MOST:
+            raise InputError("tables times hashes", given=int(tables) * int(hashes), expected=f"at most {_MOST:,}")
         if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
             raise InputError("seed", given=repr(seed), expected="an integer of at least 0")
         # RandomState, unlike Generator, promises the same stream in every NumPy release.
