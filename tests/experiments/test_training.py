@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from annattn.errors import InputError
 from annattn.experiments import RECIPES, Recipe, Stage, measure, read_recipe, train, write_recipe
@@ -89,6 +90,27 @@ def test_another_run_in_the_folder_is_refused_and_kept(tmp_path):
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(InputError, match="damaged"):
         train(TINY, seed=3, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "what"),
+    [
+        ("adam.0.exp_avg", lambda x: x.fill_(float("nan")), "adam.0.exp_avg of .*: got NaN"),
+        ("adam.0.exp_avg", lambda x: x[:1], "adam.0.exp_avg of shape"),
+        ("model.head.bias", lambda x: x.fill_(float("inf")), "head.bias of .*: got NaN"),
+        ("step", lambda x: x + 100, "step of .*: got"),
+    ],
+)
+def test_a_damaged_state_is_refused_and_kept(name, change, what, tmp_path):
+    train(TINY, seed=3, folder=tmp_path, stop_at=5)
+    path = tmp_path / "state.safetensors"
+    state = load_file(path)
+    state[name] = change(state[name]).contiguous()
+    save_file(state, path)
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=what):
+        train(TINY, seed=3, folder=tmp_path)
+    assert path.read_bytes() == before
 
 
 def test_training_lowers_the_loss():

@@ -192,6 +192,8 @@ class _Run:
             )
         adam: dict[int, dict[str, Tensor]] = {}
         for name in found:
+            if not state[name].isfinite().all():
+                raise InputError(f"{name} of {path}", given="NaN or infinity", expected="finite numbers")
             _, index, rest = name.split(".")
             adam.setdefault(int(index), {})[rest] = state[name]
         return adam
