@@ -140,20 +140,22 @@ def _recall(stages: tuple[Stage, ...], attention: tuple[AttentionConfig, ...]) -
 
 
 def _recall_anna() -> Recipe:
-    def sampled(first: int, second: int) -> tuple[AttentionConfig, ...]:
-        return SampledCollisionConfig("hyperplane", 16, first), SampledCollisionConfig("hyperplane", 8, second)
+    def sampled(hashes: int) -> tuple[AttentionConfig, ...]:
+        return SampledCollisionConfig("hyperplane", 16, hashes), SampledCollisionConfig("hyperplane", 8, hashes)
 
-    # At 16,384 tokens a query has 64 times as many keys to meet by chance: hashes are sharper than 256 tokens ask for.
+    # Few hashes first: strangers that meet by chance are pushed apart. Then more of them, which only equals survive.
     stages = (
-        Stage(600, (ExpectedCollisionConfig("hyperplane", 8), ExpectedCollisionConfig("hyperplane", 16))),
-        Stage(300, sampled(12, 16), (0.0, 0.9)),
-        Stage(200, sampled(16, 16), (0.9, 0.9)),
+        Stage(800, (ExpectedCollisionConfig("hyperplane", 8),) * 2),
+        Stage(600, sampled(8), (0.0, 0.9)),
+        Stage(600, sampled(12), (0.9, 0.9)),
+        Stage(500, sampled(16), (0.9, 0.9)),
     )
-    return _recall(stages, (AnnaConfig("hyperplane", 32, 16), AnnaConfig("hyperplane", 16, 16)))
+    # At 16,384 tokens a query has 64 times as many keys to meet by chance as in training: that takes more hashes still.
+    return _recall(stages, (AnnaConfig("hyperplane", 32, 28), AnnaConfig("hyperplane", 16, 28)))
 
 
 def _recall_alike(mechanism: AttentionConfig) -> Recipe:
-    return _recall((Stage(1100, (mechanism,) * 2),), (mechanism,) * 2)
+    return _recall((Stage(_recall_anna().steps, (mechanism,) * 2),), (mechanism,) * 2)
 
 
 RECIPES: dict[str, Recipe] = {
