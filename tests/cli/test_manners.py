@@ -19,8 +19,8 @@ from rich.console import Console
 
 import annattn
 from annattn.cli.app import COMMANDS
-from annattn.cli.interrupts import between_steps
 from annattn.cli.terminal import bar
+from annattn.interrupts import between_steps
 from tests.cli.conftest import PROGRAM, SOURCES
 
 PLACES = [(name,) for name in COMMANDS if name != "mpc"] + [("mpc", "list"), ("mpc", "run")]

@@ -1,6 +1,8 @@
 """Every experiment from nothing to numbers and pictures, with hardly any steps."""
 
 import json
+from contextlib import contextmanager
+from dataclasses import asdict
 from xml.etree import ElementTree
 
 import pytest
@@ -8,22 +10,29 @@ import pytest
 from annattn.experiments import RECIPES
 from annattn.experiments.reproduce import EXPERIMENTS, PROFILES, Finding, Profile, Workshop
 
-HARDLY = Profile({"match2_paper": 0.0001}, 0.0005, 2, 8, 2, first=(32, 96), second=(4, 32))
+HARDLY = Profile({"match2_paper": 0.0001}, 0.0005, 2, 8, 2, first=(32, 96), second=(4, 32), lengths=(64,))
 FIGURES = {
     "match2_paper": ["match2_paper.svg"],
     "induction_heads": ["induction_direct.svg", "induction_latest.svg", "induction_paper.svg"],
 }
 
 
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "recall"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_writes_what_it_found(name, tmp_path):
-    said = []
-    findings = EXPERIMENTS[name](Workshop(tmp_path, HARDLY, say=said.append))
+    asked, done = [], []
+
+    @contextmanager
+    def watch(what, parts):
+        asked.extend([what] * parts)
+        yield lambda: done.append(what)
+
+    findings = EXPERIMENTS[name](Workshop(tmp_path, HARDLY, watch))
     assert findings
-    assert said
+    assert done == asked
     assert all(0 <= one.measured <= 4 for one in findings)
+    assert any(one.spread is not None for one in findings)
     written = json.loads((tmp_path / f"{name}.json").read_text())
-    assert [one["measured"] for one in written["findings"]] == [one.measured for one in findings]
+    assert written["findings"] == [asdict(one) for one in findings]
     assert sorted(path.name for path in tmp_path.glob("*.svg")) == FIGURES.get(name, [])
     for figure in tmp_path.glob("*.svg"):
         assert ElementTree.parse(figure).getroot().tag.endswith("svg")

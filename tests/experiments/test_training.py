@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -59,12 +61,11 @@ def test_a_killed_process_is_continued(tmp_path):
     )
     process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not (tmp_path / "run.json").exists() and time.monotonic() < deadline and process.poll() is None:
+    while not (tmp_path / "state.safetensors").exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    step = json.loads((tmp_path / "run.json").read_text())["step"]
-    assert 0 < step < 200
+    assert 0 < load_file(tmp_path / "state.safetensors")["step"].item() < 200
     recipe = TINY.shortened(10)
     assert same(train(recipe, seed=3, folder=tmp_path), train(recipe, seed=3))
 
@@ -78,6 +79,54 @@ def test_ctrl_c_keeps_the_state(tmp_path):
         train(TINY, seed=3, folder=tmp_path, report=interrupt)
     assert json.loads((tmp_path / "run.json").read_text())["step"] == 9
     assert same(train(TINY, seed=3, folder=tmp_path), train(TINY, seed=3))
+
+
+def test_an_interrupt_in_the_middle_of_a_step_waits_for_its_end(tmp_path, monkeypatch):
+    """The worst moment: the weights have moved, and the step is not yet counted."""
+    step, calls = torch.optim.Adam.step, []
+
+    def interrupted(self, *options):
+        step(self, *options)
+        calls.append(1)
+        if len(calls) == 9:
+            signal.raise_signal(signal.SIGINT)
+
+    whole = train(TINY, seed=3)
+    monkeypatch.setattr(torch.optim.Adam, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(TINY, seed=3, folder=tmp_path)
+    assert json.loads((tmp_path / "run.json").read_text())["step"] == 9
+    assert same(train(TINY, seed=3, folder=tmp_path), whole)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_run_may_be_in_another_thread(tmp_path):
+    with ThreadPoolExecutor(1) as pool:
+        model = pool.submit(train, TINY, seed=3, folder=tmp_path).result()
+    assert load_model(tmp_path / "model").config == model.config
+
+
+def test_a_folder_is_claimed_before_the_first_step(tmp_path):
+    (tmp_path / "file").write_text("")
+    steps = []
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OSError, match="file"):
+            train(TINY, folder=folder, report=steps.append)
+    assert not steps
+    train(TINY, seed=3, folder=tmp_path / "run")
+    (tmp_path / "run" / "run.json").unlink()
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+    for kept in ("state.safetensors", "model.safetensors", "model.json"):
+        with pytest.raises(InputError, match=f"with {kept} and no run.json"):
+            train(TINY, seed=3, folder=tmp_path / "run")
+        assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
+        (tmp_path / "run" / kept).unlink()
+        del before[kept]
+    for seed in (-1, 1.5, "a", None, 2**70):
+        with pytest.raises(InputError, match="seed"):
+            train(TINY, seed=seed)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="save_every"):
+        train(TINY, save_every=0)
 
 
 def test_another_run_in_the_folder_is_refused_and_kept(tmp_path):
@@ -95,7 +144,7 @@ def test_another_run_in_the_folder_is_refused_and_kept(tmp_path):
 @pytest.mark.parametrize(
     ("name", "change", "what"),
     [
-        ("adam.0.exp_avg", lambda x: x.fill_(float("nan")), "adam.0.exp_avg of .*: got NaN"),
+        ("adam.0.exp_avg", lambda x: x.fill_(float("nan")), r"adam\.0\.exp_avg of .*: got NaN"),
         ("adam.0.exp_avg", lambda x: x[:1], "adam.0.exp_avg of shape"),
         ("model.head.bias", lambda x: x.fill_(float("inf")), "head.bias of .*: got NaN"),
         ("step", lambda x: x + 100, "step of .*: got"),
@@ -139,6 +188,17 @@ def test_impossible_recipes_are_refused():
         replace(TINY, stages=(Stage(1, (SAMPLED, SAMPLED)),))
     with pytest.raises(InputError, match="stages"):
         replace(TINY, stages=())
+    with pytest.raises(InputError, match="steps of a stage"):
+        replace(TINY, stages=(Stage(-5, (SAMPLED,)), Stage(8, (SAMPLED,))))
+    with pytest.raises(InputError, match="noise of a stage"):
+        replace(TINY, stages=(Stage(5, (SAMPLED,), (0.0,)),))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="task_options"):
+        replace(TINY, task_options={"letters": 4})
+    with pytest.raises(InputError, match="vocabularies of 6 and 2, expected the task's, 38 and 2"):
+        replace(TINY, task_options={})
+    for options in ({"batch": 0}, {"warmup": -5}, {"dataset": 0}, {"rate": float("nan")}, {"rate": -1}, {"clip": "a"}):
+        with pytest.raises(InputError, match=f"{next(iter(options))}: got"):
+            replace(TINY, **options)
 
 
 def test_errors_are_shares_of_wrong_tokens_over_draws():
@@ -152,5 +212,17 @@ def test_errors_are_shares_of_wrong_tokens_over_draws():
         assert 0 <= share <= 1
         assert round(share * data.targets.size) == pytest.approx(share * data.targets.size)
     assert measure(model, task, samples=20, draws=3) == error
+    with pytest.raises(InputError, match="vocabularies"):
+        measure(model, TINY.make_task())
+    wrong: list[dict[str, Any]] = [{"batch": -1}, {"batch": 0}, {"draws": 0}, {"samples": 0}]
+    for options in wrong:
+        with pytest.raises(InputError, match=f"{next(iter(options))}: got"):
+            measure(model, task, **options)
+    with pytest.raises(InputError, match="data: got 0 sequences"):
+        measure(model, task, data=task.sample(0, 0))
+    x = torch.from_numpy(data.inputs)
+    before = model.draw(5)(x)
+    measure(model, task, samples=20, draws=2)
+    assert torch.equal(model(x), before)
     exact = measure(model, task, samples=20, draws=1, data=data)
     assert exact.draws[0] == error.draws[0]

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -64,6 +65,12 @@ def edit(path, **changes):
         (lambda p: edit(p, attention=[{"mechanism": "soft"}]), "mechanism"),
         (lambda p: edit(p, depth=3), "depth"),
         (lambda p: edit(p, heads=0), "heads"),
+        (lambda p: edit(p, dim=2**20), "expected torch.float32"),
+        (lambda p: edit(p, dim=10**30), "at most"),
+        (lambda p: edit(p, dim=True), "dim"),
+        (lambda p: edit(p, attention=[{"mechanism": "anna", "seed": -1}] * 2), "seed"),
+        (lambda p: edit(p, attention=[{"mechanism": "softmax", "beta": None}] * 2), "beta"),
+        (lambda p: edit(p, attention=[3]), "fields of TransformerConfig"),
     ],
 )
 def test_damage_is_named(saved, damage, message):
@@ -71,6 +78,40 @@ def test_damage_is_named(saved, damage, message):
     damage(path)
     with pytest.raises(InputError, match=message):
         load_model(path)
+
+
+@pytest.mark.parametrize("suffix", ["", ".json", ".safetensors"])
+def test_what_is_saved_under_a_name_is_found_under_it(saved, suffix):
+    model, path = saved
+    named = path.parent / f"again{suffix}"
+    save_model(model, named)
+    assert load_model(named).config == model.config
+    assert {p.name for p in path.parent.glob("again*")} == {"again.json", "again.safetensors"}
+
+
+@pytest.mark.parametrize("notes", [{"error": np.float32(1)}, {"error": float("nan")}])
+def test_notes_that_cannot_be_written_change_nothing(saved, notes):
+    model, path = saved
+    before = {p.name: p.read_bytes() for p in path.parent.iterdir()}
+    with torch.no_grad():
+        model.head.weight.zero_()
+    with pytest.raises(InputError, match="notes"):
+        save_model(model, path, notes=notes)
+    with pytest.raises(InputError, match="model: got Linear"):
+        save_model(model.head, path)  # type: ignore[arg-type]
+    assert {p.name: p.read_bytes() for p in path.parent.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", "x\0", "x" * 5000])
+def test_names_that_cannot_be_files_are_refused(name):
+    with pytest.raises(InputError, match="checkpoint"):
+        load_model(name)
+
+
+def test_others_may_read_the_weights_that_may_read_the_config(saved):
+    _, path = saved
+    modes = {p.stat().st_mode for p in path.parent.iterdir()}
+    assert len(modes) == 1
 
 
 def test_weights_that_are_not_numbers_are_refused(saved):

@@ -1,6 +1,7 @@
 """The transformer against its parts written out, and swapping mechanisms under the same weights."""
 
 import math
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -159,6 +160,26 @@ def test_dropout_keeps_a_weight_whole_or_drops_it_and_is_drawn_by_the_seed():
     assert not torch.equal(dropped.bind(8, 1, 7)(q, k, v, True, None), draws[7])
 
 
+@pytest.mark.parametrize("beta", [-5.0, -0.1, 0.0, 0.1])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_softmax_is_itself_at_every_temperature(beta, is_causal):
+    q, k, v = torch.randn(3, 1, 1, 9, 4, generator=torch.Generator().manual_seed(0))
+    scores = beta * torch.nn.functional.normalize(q, dim=-1) @ torch.nn.functional.normalize(k, dim=-1).mT
+    seen = torch.ones(9, 9).tril() if is_causal else torch.ones(9, 9)
+    weights = scores.exp() * seen
+    expected = weights / weights.sum(-1, keepdim=True) @ v
+    torch.testing.assert_close(aa.softmax_attention(q, k, v, beta=beta, is_causal=is_causal), expected)
+
+
+def test_a_drawn_model_survives_pickling():
+    model, x = model_of(AnnaConfig(hashes=4), SoftmaxConfig()), tokens()
+    drawn = model.draw(7)(x)
+    copied = pickle.loads(pickle.dumps(model))
+    assert torch.equal(copied(x), drawn)
+    assert not torch.equal(copied.draw(8)(x), drawn)
+    assert torch.equal(model(x), drawn)
+
+
 def test_expected_collisions_are_the_limit_of_many_tables():
     model, x = model_of(ExpectedCollisionConfig(hashes=3)), tokens()
     hashed = model.with_attention(AnnaConfig(tables=4000, hashes=3))
@@ -247,6 +268,14 @@ def test_rotary_layers_see_distances_only():
         ({"rotary": (True, False)}, "rotary"),
         ({"dim": 10, "rotary": (True,)}, "even"),
         ({"attention": ()}, "attention"),
+        ({"attention": SoftmaxConfig()}, "attention: got SoftmaxConfig"),
+        ({"attention": ("softmax",)}, "attention: got 'softmax'"),
+        ({"attention": (SoftmaxConfig,)}, "attention: got <class"),
+        ({"dim": True}, "dim"),
+        ({"dim": 10**30}, "dim"),
+        ({"is_causal": "no"}, "is_causal"),
+        ({"rotary": None}, "rotary"),
+        ({"recency": 1.0}, "recency"),
         ({"attention": (LatestMatchConfig(),), "is_causal": False}, "attention"),
     ],
 )
@@ -262,8 +291,29 @@ def test_impossible_calls_are_refused():
         model(torch.zeros(1, 21, dtype=torch.int64))
     with pytest.raises(InputError, match="tokens"):
         model(torch.zeros(5, dtype=torch.int64))
+    with pytest.raises(InputError, match=r"tokens: got torch\.float32"):
+        model(torch.zeros(1, 5))
+    with pytest.raises(InputError, match="tokens: got list"):
+        model([[1, 2]])
+    for wrong in (-1, 11):
+        with pytest.raises(InputError, match=f"token: got {wrong}, expected 0 to 10"):
+            model(torch.tensor([[0, wrong]]))
+    with pytest.raises(InputError, match="first_position"):
+        model(tokens(), first_position=-1)
     with pytest.raises(InputError, match="mechanisms"):
         model.with_attention(SoftmaxConfig(), SoftmaxConfig(), SoftmaxConfig())
+    with pytest.raises(InputError, match="attention: got 'anna'"):
+        model.with_attention("anna")  # type: ignore[arg-type]
+    for seed in (-1, 1.5, "a", True, 2**70):
+        for call in (model.draw, lambda seed: AnnaConfig(seed=seed), lambda seed: Transformer(model.config, seed=seed)):
+            with pytest.raises(InputError, match="seed: got"):
+                call(seed)  # type: ignore[arg-type]
+    for options in ({"beta": "x"}, {"beta": None}, {"beta": math.nan}, {"dropout": "a"}, {"dropout": 1.0}):
+        with pytest.raises(InputError, match=f"{next(iter(options))}: got"):
+            SoftmaxConfig(**options)  # type: ignore[arg-type]
+    for options in ({"tables": 0}, {"hashes": True}, {"tables": 2.5}):
+        with pytest.raises(InputError, match=f"{next(iter(options))}: got"):
+            AnnaConfig(**options)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="family"):
         AnnaConfig(family="euclidean")
     with pytest.raises(InputError, match="gradient"):

@@ -54,6 +54,9 @@ def softmax_attention(
     if is_causal and (seen is not None or queries != keys):
         causal = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
         seen = causal if seen is None else seen & causal
+    if beta <= 0:
+        # With such a scale and a causal mask torch's fused kernel gives NaN.
+        query, beta = beta * query, 1.0
     out = torch.nn.functional.scaled_dot_product_attention(
         query,
         key,

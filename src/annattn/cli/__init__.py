@@ -4,8 +4,8 @@ import errno
 import os
 import sys
 
-from annattn.cli.interrupts import stopped_by_signals
 from annattn.errors import AnnattnError
+from annattn.interrupts import stopped_by_signals
 
 __all__ = ["main"]
 

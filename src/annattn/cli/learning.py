@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
-from annattn.cli.interrupts import between_steps
 from annattn.cli.names import known
 from annattn.cli.terminal import AsJson, Flag, Whole, bar, output, print_json, remarks
 from annattn.errors import InputError
@@ -16,7 +15,7 @@ from annattn.experiments import RECIPES, Error, Recipe, grid, read_recipe, train
 from annattn.experiments import Progress as Step
 from annattn.experiments.checkpoints import notes_of
 from annattn.nn import AnnaConfig, AttentionConfig, LatestMatchConfig, load_model
-from annattn.nn.checkpoint import write_json
+from annattn.nn.checkpoint import checkpoint_files, write_json
 
 __all__ = ["sweep", "train_recipe", "watched"]
 
@@ -63,8 +62,7 @@ def train_recipe(
 
 def watched(recipe: Recipe, name: str, seed: int, folder: Path, console: Console, save_every: int = 500) -> None:
     """Train with a progress bar that shows the loss and the error of the last steps."""
-    # An interrupt waits for the end of a step: half a step would be saved as none, and the run would go on wrongly.
-    with between_steps() as stop_if_asked, bar(console, MofNCompleteColumn()) as progress:
+    with bar(console, MofNCompleteColumn()) as progress:
         line = progress.add_task(name, total=recipe.steps, note="")
         recent: list[tuple[float, float]] = []
 
@@ -73,7 +71,6 @@ def watched(recipe: Recipe, name: str, seed: int, folder: Path, console: Console
             del recent[:-50]
             loss, error = (sum(values) / len(recent) for values in zip(*recent, strict=True))
             progress.update(line, completed=step.step, note=f"loss {loss:.4f}  error {error:.4f}")
-            stop_if_asked()
 
         train(recipe, seed=seed, folder=folder, report=report, save_every=save_every)
         progress.update(line, completed=recipe.steps)
@@ -111,11 +108,12 @@ def sweep(
     for what, count in (("--samples", samples), ("--draws", draws)):
         if count < 1:
             raise InputError(what, given=count, expected="at least 1")
-    if out is not None and (out.is_dir() or not os.access(out.absolute().parent, os.W_OK)):
+    if out is not None:
         # Refused now, not after an hour of measuring.
-        raise InputError("--out", given=str(out), expected="a file in a folder that can be written")
-    if not checkpoint.name:
-        raise InputError("checkpoint", given=str(checkpoint), expected="the name of a model")
+        if (out.exists() and not out.is_file()) or not os.access(out.absolute().parent, os.W_OK):
+            raise InputError("--out", given=str(out), expected="a file in a folder that can be written")
+        if any(one.exists() and out.exists() and out.samefile(one) for one in checkpoint_files(checkpoint)):
+            raise InputError("--out", given=f"{out}, which belongs to the model", expected="another file")
     model = load_model(checkpoint)
     recipe = read_recipe(notes_of(checkpoint)["recipe"])
     layers = model.config.layers

@@ -1,14 +1,17 @@
 """`annattn reproduce`: train from nothing, measure, and write tables and figures."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
 from annattn.cli.learning import watched
 from annattn.cli.names import known
-from annattn.cli.terminal import AsJson, output, print_json, remarks
+from annattn.cli.terminal import AsJson, bar, output, print_json, remarks
 from annattn.experiments.recipe import Recipe
 from annattn.experiments.reproduce import EXPERIMENTS, PROFILES, Finding, Workshop
 
@@ -37,7 +40,13 @@ def reproduce(
     def run(recipe: Recipe, name: str, seed: int, place: Path) -> None:
         watched(recipe, name, seed, place, console)
 
-    shop = Workshop(folder / profile, PROFILES[profile], say=console.print, run=run)
+    @contextmanager
+    def watch(what: str, parts: int) -> Iterator[Callable[[], None]]:
+        with bar(console, MofNCompleteColumn()) as progress:
+            line = progress.add_task(what, total=parts, note="")
+            yield lambda: progress.advance(line)
+
+    shop = Workshop(folder / profile, PROFILES[profile], watch, run)
     found: dict[str, list[Finding]] = {}
     try:
         for name in names or EXPERIMENTS:
@@ -57,6 +66,7 @@ def reproduce(
         for at, one in enumerate(findings):
             asked = "" if one.at_most is None else f"≤ {one.at_most:g}"
             mark = "" if one.holds else "  not reached"
-            table.add_row(name if at == 0 else "", one.what, f"{one.measured:.4f}{mark}", asked)
+            spread = "" if one.spread is None else f" ± {one.spread:.4f}"
+            table.add_row(name if at == 0 else "", one.what, f"{one.measured:.4f}{spread}{mark}", asked)
     output().print(table)
     output().print(f"numbers and figures: {folder / profile}", markup=False, soft_wrap=True)

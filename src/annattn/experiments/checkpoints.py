@@ -9,6 +9,7 @@ from annattn.errors import InputError
 from annattn.experiments.evaluation import measure
 from annattn.experiments.recipe import read_recipe
 from annattn.nn import Transformer, load_model, save_model
+from annattn.nn.checkpoint import checkpoint_files
 
 __all__ = ["FOLDER", "keep", "kept", "notes_of", "trained"]
 
@@ -41,8 +42,7 @@ def notes_of(checkpoint: str | Path) -> dict[str, Any]:
     >>> notes_of(FOLDER / "match2_direct")["seed"]
     0
     """
-    path = Path(checkpoint)
-    path = path if path.suffix == ".json" else path.with_name(path.name.removesuffix(".safetensors") + ".json")
+    path, _ = checkpoint_files(checkpoint)
     try:
         notes = json.loads(path.read_text()).get("notes", {})
     except (OSError, ValueError, AttributeError, RecursionError):

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from annattn.errors import InputError
 from annattn.nn import AttentionConfig, Transformer
+from annattn.nn.mechanisms import check_seed
 from annattn.tasks import Batch, Task
+from annattn.tasks.base import at_least
 
 __all__ = ["Error", "grid", "measure"]
 
@@ -45,13 +48,24 @@ def measure(
 ) -> Error:
     """Share of wrong tokens on held-out sequences of the split "test", over the positions that count.
 
+    Hash functions are drawn for this measurement only: the model keeps its own.
+
     >>> from annattn.experiments import RECIPES
     >>> recipe = RECIPES["match2_paper"]
     >>> error = measure(Transformer(recipe.model), recipe.make_task(), samples=16, draws=2)
     >>> len(error.draws), 0 < error.mean < 1
     (2, True)
     """
-    held_out = task.sample(samples, (seed, 2), split="test") if data is None else data
+    for name, count in (("samples", samples), ("draws", draws), ("batch", batch)):
+        at_least(name, count, 1, "pass 1 or more")
+    sizes, wanted = model.config, (task.input_vocab, task.target_vocab)
+    if (sizes.input_vocab, sizes.target_vocab) != wanted:
+        given = f"vocabularies of {sizes.input_vocab} and {sizes.target_vocab}"
+        raise InputError("model", given=given, expected=f"those of the task, {wanted[0]} and {wanted[1]}")
+    held_out = task.sample(samples, (check_seed(seed), 2), split="test") if data is None else data
+    if not held_out.mask.any():
+        raise InputError("data", given=f"{len(held_out)} sequences", expected="a position that counts")
+    model = model.with_attention(*model.config.attention)
     inputs, targets, mask = (torch.from_numpy(x) for x in (held_out.inputs, held_out.targets, held_out.mask))
     found = []
     with torch.no_grad():
@@ -84,7 +98,7 @@ def grid(
     >>> len(grid(Transformer(recipe.model), recipe.make_task(), cells, samples=8, draws=2))
     2
     """
-    data = task.sample(samples, (seed, 2), split="test")
+    data = task.sample(at_least("samples", samples, 1, "pass 1 or more"), (check_seed(seed), 2), split="test")
     found = []
     for at, attention in enumerate(cells):
         hashed = any(hasattr(one, "tables") for one in attention)

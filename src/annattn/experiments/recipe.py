@@ -9,6 +9,7 @@ from annattn.nn import AttentionConfig, TransformerConfig
 from annattn.nn.checkpoint import read_config, write_config
 from annattn.nn.mechanisms import read_attention, write_attention
 from annattn.tasks import TASKS, Task
+from annattn.tasks.base import at_least
 
 __all__ = ["Recipe", "Stage", "read_recipe", "write_recipe"]
 
@@ -68,7 +69,20 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise InputError("task", given=repr(self.task), expected=f"one of {', '.join(TASKS)}")
+        task = self.make_task()
+        if (self.model.input_vocab, self.model.target_vocab) != (task.input_vocab, task.target_vocab):
+            given = f"vocabularies of {self.model.input_vocab} and {self.model.target_vocab}"
+            raise InputError("model", given=given, expected=f"the task's, {task.input_vocab} and {task.target_vocab}")
+        for name, count in (("batch", self.batch), ("warmup", self.warmup), ("dataset", self.dataset)):
+            if count is not None:
+                at_least(name, count, 1, "pass 1 or more")
+        for name, number in (("rate", self.rate), ("clip", self.clip)):
+            if number is not None and not (isinstance(number, int | float) and 0 < number < math.inf):
+                raise InputError(name, given=repr(number), expected="a number above 0")
         for stage in self.stages:
+            at_least("steps of a stage", stage.steps, 1, "pass 1 or more")
+            if len(stage.noise) != 2:
+                raise InputError("noise of a stage", given=stage.noise, expected="its first and its last number")
             if len(stage.attention) != self.model.layers:
                 raise InputError(
                     "stage", given=f"{len(stage.attention)} mechanisms", expected=f"{self.model.layers}, one a layer"
@@ -83,7 +97,11 @@ class Recipe:
 
     def make_task(self, n: int | None = None) -> Task:
         """The task itself, at this length if given."""
-        return TASKS[self.task](**(self.task_options | ({} if n is None else {"n": n})))
+        options = self.task_options | ({} if n is None else {"n": n})
+        try:
+            return TASKS[self.task](**options)
+        except TypeError:
+            raise InputError("task_options", given=options, expected=f"those of {self.task}") from None
 
     def attention_at(self, step: int) -> tuple[AttentionConfig, ...]:
         """The mechanisms of a step of the whole run."""

@@ -2,7 +2,8 @@
 
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ __all__ = ["EXPERIMENTS", "PROFILES", "Finding", "Profile", "Workshop"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One measured number beside the number asked for.
+    """One measured number, with its spread over draws of the hash functions, beside the number asked for.
 
     >>> Finding("error", 0.01, at_most=0.05).holds
     True
@@ -32,6 +33,7 @@ class Finding:
     what: str
     measured: float
     at_most: float | None = None
+    spread: float | None = None
 
     @property
     def holds(self) -> bool:
@@ -47,6 +49,7 @@ class Profile:
     - seeds: how many runs where several are asked for.
     - samples, draws: of the measurements.
     - first, second: numbers of tables of the induction heads' grid.
+    - lengths: at which associative recall is read.
     """
 
     share: dict[str, float]
@@ -56,6 +59,7 @@ class Profile:
     draws: int
     first: tuple[int, ...]
     second: tuple[int, ...]
+    lengths: tuple[int, ...] = (256, 4096, 16_384)
 
 
 _QUICK = {
@@ -85,14 +89,17 @@ PROFILES: dict[str, Profile] = {
 
 @dataclass
 class Workshop:
-    """Where an experiment trains, measures and writes; `report` hears what happens.
+    """Where an experiment trains, measures and writes.
 
-    train: called (recipe, name, seed, folder) and returns the trained model; the command line shows a bar.
+    - run: trains (recipe, name, seed, folder) before the model is asked for; the command line shows a bar meanwhile.
+    - watch: told what is measured and in how many parts, it gives a function to call after each part.
     """
 
     folder: Path
     profile: Profile
-    say: Callable[[str], None] = lambda text: None
+    watch: Callable[[str, int], AbstractContextManager[Callable[[], None]]] = lambda what, parts: nullcontext(
+        lambda: None
+    )
     run: Callable[[Recipe, str, int, Path], None] | None = None
 
     def model(self, name: str, *, seed: int = 0, recipe: Recipe | None = None) -> Transformer:
@@ -107,22 +114,26 @@ class Workshop:
 
     def errors(self, model: Transformer, task: Any, cells: list[tuple[AttentionConfig, ...]]) -> list[Error]:
         """Errors with these mechanisms under the profile's samples and draws."""
-        self.say(f"measuring {len(cells)} settings")
-        return grid(model, task, cells, samples=self.profile.samples, draws=self.profile.draws)
+        samples, draws = self.profile.samples, self.profile.draws
+        with self.watch("measuring", len(cells)) as advance:
+            return grid(model, task, cells, samples=samples, draws=draws, report=lambda at, error: advance())
 
     def best(self, model: Transformer, task: Any, choices: list[list[tuple[AttentionConfig, ...]]]) -> list[Error]:
         """For each list the error of the mechanisms that do best on a few sequences of the split "validation"."""
         few = task.sample(16, (0, 4), split="validation")
 
-        def short_look(cell: tuple[AttentionConfig, ...]) -> float:
-            return measure(model.with_attention(*cell), task, draws=2, data=few).mean
+        with self.watch("choosing z", sum(map(len, choices))) as advance:
 
-        self.say(f"choosing among {sum(map(len, choices))} settings")
-        return self.errors(model, task, [min(some, key=short_look) for some in choices])
+            def short_look(cell: tuple[AttentionConfig, ...]) -> float:
+                advance()
+                return measure(model.with_attention(*cell), task, draws=2, data=few).mean
+
+            chosen = [min(some, key=short_look) for some in choices]
+        return self.errors(model, task, chosen)
 
     def write(self, name: str, findings: list[Finding], data: Any) -> list[Finding]:
         """Keep the numbers, with the machine and the versions that gave them."""
-        made = [{"what": f.what, "measured": f.measured, "at_most": f.at_most} for f in findings]
+        made = [asdict(one) for one in findings]
         machine = {"processor": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json({"findings": made, "machine": machine, "data": data}, self.folder / f"{name}.json")
@@ -138,10 +149,10 @@ def match2_paper(shop: Workshop) -> list[Finding]:
     (softmax,) = shop.errors(model, task, [recipe.model.attention])
     series = {f"z = {z}": [(e.mean, e.spread) for e in errors[at * 16 : (at + 1) * 16]] for at, z in enumerate(hashes)}
     lines(shop.folder / "match2_paper.svg", "Match2, the paper's way, β = 0.1", tables, series, x_label="tables ℓ")
-    worst = max(mean for mean, _ in series["z = 1"][7:])
+    worst, spread = max(series["z = 1"][7:])
     findings = [
         Finding("softmax surrogate", softmax.mean),
-        Finding("worst mean error over ℓ ≥ 8, z = 1", worst, at_most=0.0),
+        Finding("worst mean error over ℓ ≥ 8, z = 1", worst, at_most=0.0, spread=spread),
     ]
     return shop.write("match2_paper", findings, {"tables": list(tables), "series": series})
 
@@ -152,8 +163,9 @@ def match2_direct(shop: Workshop) -> list[Finding]:
     task, found = recipe.make_task(), []
     for seed in range(shop.profile.seeds):
         (error,) = shop.errors(shop.model("match2_direct", seed=seed), task, [recipe.model.attention])
-        found.append(error.mean)
-    findings = [Finding(f"largest mean error of {len(found)} seeds, 4 tables", max(found), at_most=0.0)]
+        found.append((error.mean, error.spread))
+    mean, spread = max(found)
+    findings = [Finding(f"largest mean error of {len(found)} seeds, 4 tables", mean, at_most=0.0, spread=spread)]
     return shop.write("match2_direct", findings, {"errors": found})
 
 
@@ -161,7 +173,7 @@ def induction_heads(shop: Workshop) -> list[Finding]:
     """Figure "Induction heads", the paper's way, and the same grid for ANNA trained itself and for latest match."""
     rows, columns = shop.profile.first, shop.profile.second
     task = RECIPES["induction_direct"].make_task()
-    data, maps = {}, {}
+    data, maps, corners = {}, {}, {}
     for name, title in (
         ("induction_paper", "the paper's way"),
         ("induction_direct", "ANNA trained directly"),
@@ -175,23 +187,27 @@ def induction_heads(shop: Workshop) -> list[Finding]:
             found = shop.errors(model, task, [_with_tables(RECIPES[name].model.attention, cell) for cell in cells])
         by_row = [found[at : at + len(columns)] for at in range(0, len(found), len(columns))]
         maps[name] = [[error.mean for error in row] for row in by_row]
+        corners[name] = found[0], min(found, key=lambda error: error.mean), found[-1]
         spreads = [[error.spread for error in row] for row in by_row]
         data[name] = {"first": list(rows), "second": list(columns), "errors": maps[name], "spreads": spreads}
         heat_map(shop.folder / f"{name}.svg", f"Induction heads, {title}", rows, columns, maps[name])
-    paper, direct, latest = (maps[name] for name in ("induction_paper", "induction_direct", "induction_latest"))
-    findings = [
-        Finding("paper's way at (32, 4)", paper[0][0], at_most=0.2),
-        Finding("paper's way, best cell", min(map(min, paper)), at_most=0.1),
-        Finding("direct at (32, 4)", direct[0][0], at_most=0.05),
-        Finding("direct at (96, 32)", direct[-1][-1], at_most=0.01),
+    paper, direct = maps["induction_paper"], maps["induction_direct"]
+    wanted: list[tuple[str, Error, float | None]] = [
+        ("paper's way at (32, 4)", corners["induction_paper"][0], 0.2),
+        ("paper's way, best cell", corners["induction_paper"][1], 0.1),
+        ("direct at (32, 4)", corners["induction_direct"][0], 0.05),
+        ("direct at (96, 32)", corners["induction_direct"][2], 0.01),
+        ("latest match at (32, 4)", corners["induction_latest"][0], None),
+        ("latest match at (96, 32)", corners["induction_latest"][2], None),
+    ]
+    findings = [Finding(what, error.mean, asked, error.spread) for what, error, asked in wanted]
+    findings.append(
         Finding(
             "cells where direct is not better than the paper's way",
             float(sum(d >= p for ds, ps in zip(direct, paper, strict=True) for d, p in zip(ds, ps, strict=True))),
             at_most=0.0,
-        ),
-        Finding("latest match at (32, 4)", latest[0][0]),
-        Finding("latest match at (96, 32)", latest[-1][-1]),
-    ]
+        )
+    )
     return shop.write("induction_heads", findings, data)
 
 
@@ -205,7 +221,9 @@ def betas(shop: Workshop) -> list[Finding]:
             (surrogate,) = shop.errors(model, task, [model.config.attention])
             (hashed,) = shop.best(model, task, [_hashed_ways(tables)])
             findings.append(Finding(f"{way}, β = {beta:g}: surrogate", surrogate.mean))
-            findings.append(Finding(f"{way}, β = {beta:g}: tables {':'.join(map(str, tables))}", hashed.mean))
+            findings.append(
+                Finding(f"{way}, β = {beta:g}: tables {':'.join(map(str, tables))}", hashed.mean, spread=hashed.spread)
+            )
     return shop.write("betas", findings, {one.what: one.measured for one in findings})
 
 
@@ -214,12 +232,13 @@ def k_hop(shop: Workshop) -> list[Finding]:
     recipe = RECIPES["k_hop_direct"]
     model, task = shop.model("k_hop_direct"), KHop(**recipe.task_options)
     findings, data = [], {}
-    shop.say(f"measuring k = 1 to {task.hops}")
-    for hops in range(1, task.hops + 1):
-        held_out = task.sample(shop.profile.samples, (0, 2), split="test", hops=hops)
-        error = measure(model, task, draws=shop.profile.draws, data=held_out)
-        findings.append(Finding(f"k = {hops}", error.mean, at_most=0.05))
-        data[str(hops)] = {"error": error.mean, "spread": error.spread}
+    with shop.watch("measuring", task.hops) as advance:
+        for hops in range(1, task.hops + 1):
+            held_out = task.sample(shop.profile.samples, (0, 2), split="test", hops=hops)
+            error = measure(model, task, draws=shop.profile.draws, data=held_out)
+            findings.append(Finding(f"k = {hops}", error.mean, at_most=0.05, spread=error.spread))
+            data[str(hops)] = {"error": error.mean, "spread": error.spread}
+            advance()
     return shop.write("k_hop", findings, data)
 
 
@@ -244,24 +263,26 @@ def ablations(shop: Workshop) -> list[Finding]:
         model = shop.model("induction_direct" if recipe is base else "ablation " + name, recipe=recipe)
         cells = [_with_tables(recipe.model.attention, tables) for tables in ((32, 4), (96, 32))]
         for cell, error in zip(("(32, 4)", "(96, 32)"), shop.errors(model, recipe.make_task(), cells), strict=True):
-            findings.append(Finding(f"{name}: {cell}", error.mean))
+            findings.append(Finding(f"{name}: {cell}", error.mean, spread=error.spread))
     return shop.write("ablations", findings, {one.what: one.measured for one in findings})
 
 
 def recall(shop: Workshop) -> list[Finding]:
-    """Associative recall, trained at N = 256 and read at N = 256, 4,096 and 16,384."""
+    """Associative recall, trained at N = 256 and read at N = 256, 4,096 and 16,384: the share of right answers."""
     findings, data = [], {}
     for name in ("recall_anna", "recall_softmax", "recall_low_rank"):
-        model, recipe = shop.model(name), RECIPES[name]
-        for n in (256, 4096, 16_384):
-            # As many pairs a token as in training: a quarter of the tokens are keys.
-            task = AssociativeRecall(**(recipe.task_options | {"n": n, "pairs": n // 4}))
-            samples = max(1, min(shop.profile.samples, 64 * 256 // n))
-            held_out = task.sample(samples, (0, 2), split="test")
-            draws = shop.profile.draws if name == "recall_anna" else 1
-            error = measure(model, task, draws=draws, data=held_out, batch=max(1, 4096 // n))
-            findings.append(Finding(f"{name.removeprefix('recall_')}, accuracy at N = {n:,}", 1 - error.mean))
-            data[f"{name} {n}"] = {"accuracy": 1 - error.mean, "spread": error.spread}
+        model, recipe, lengths = shop.model(name), RECIPES[name], shop.profile.lengths
+        with shop.watch("measuring", len(lengths)) as advance:
+            for n in lengths:
+                # As many pairs a token as in training: a quarter of the tokens are keys.
+                task = AssociativeRecall(**(recipe.task_options | {"n": n, "pairs": n // 4}))
+                held_out = task.sample(max(1, min(shop.profile.samples, 64 * 256 // n)), (0, 2), split="test")
+                draws = shop.profile.draws if name == "recall_anna" else 1
+                error = measure(model, task, draws=draws, data=held_out, batch=max(1, 4096 // n))
+                what = f"{name.removeprefix('recall_')}, accuracy at N = {n:,}"
+                findings.append(Finding(what, 1 - error.mean, spread=error.spread))
+                data[f"{name} {n}"] = {"accuracy": 1 - error.mean, "spread": error.spread}
+                advance()
     return shop.write("recall", findings, data)
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from annattn.errors import InputError
 from annattn.experiments.recipe import Recipe, read_recipe, write_recipe
+from annattn.interrupts import between_steps
 from annattn.nn import Transformer
-from annattn.nn.checkpoint import load_tensors, read_tensors, save_model, write_json, write_tensors, write_text
+from annattn.nn.checkpoint import check_tensors, read_tensors, save_model, write_json, write_tensors, write_text
+from annattn.nn.mechanisms import check_seed
 from annattn.tasks import Batch
 
 __all__ = ["Progress", "train"]
@@ -48,8 +51,8 @@ def train(
     Args:
         recipe: what to do.
         seed: decides the weights at the start, the data and the hash functions of every step.
-        folder: where the state is kept every `save_every` steps, on Ctrl-C and at the end; a run found there is
-            continued if it is the same recipe and seed, and refused if it is another.
+        folder: where the state is kept every `save_every` steps, on Ctrl-C, which waits for the end of a step, and at
+            the end; a run found there is continued if it is the same recipe and seed, and refused if it is another.
         save_every: steps between two writings.
         report: called after every step.
         stop_at: stop before this step, as if interrupted.
@@ -59,21 +62,27 @@ def train(
     >>> model.config.attention
     (SoftmaxConfig(beta=0.1, dropout=0.0),)
     """
-    run = _Run(recipe, seed, Path(folder) if folder is not None else None)
+    if save_every < 1:
+        raise InputError("save_every", given=save_every, expected="at least 1 step")
+    run = _Run(recipe, check_seed(seed), Path(folder) if folder is not None else None)
     last = recipe.steps if stop_at is None else min(stop_at, recipe.steps)
     started = time.perf_counter()
-    try:
-        while run.step < last:
-            loss, error = run.advance()
-            run.note(loss, error)
-            if report:
-                report(Progress(run.step, recipe.steps, loss, error, time.perf_counter() - started))
-            if run.step % save_every == 0 and run.step < last:
-                run.save()
-    except KeyboardInterrupt:
+    # Half a step would be saved as none, and the run would go on wrongly.
+    with between_steps() as stop_if_asked:
+        try:
+            while run.step < last:
+                loss, error = run.advance()
+                run.note(loss, error)
+                if report:
+                    report(Progress(run.step, recipe.steps, loss, error, time.perf_counter() - started))
+                stop_if_asked()
+                if run.step % save_every == 0 and run.step < last:
+                    run.save()
+        except KeyboardInterrupt:
+            run.save()
+            raise
         run.save()
-        raise
-    run.save()
+        stop_if_asked()
     return run.model.with_attention(*recipe.model.attention)
 
 
@@ -88,7 +97,8 @@ class _Run:
         self.step = 0
         self.log = ["step,loss,error"]
         self.dataset = None if recipe.dataset is None else self.task.sample(recipe.dataset, (seed, 0))
-        self._resume()
+        if folder is not None:
+            self._open(folder)
 
     def advance(self) -> tuple[float, float]:
         """One step of gradient descent; the loss and the share of wrong tokens before it."""
@@ -137,7 +147,6 @@ class _Run:
         """Write the state, each file whole or not at all; `run.json`, written last, says which step is there."""
         if self.folder is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         state = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         for index, values in self.optimiser.state_dict()["state"].items():
             state |= {f"adam.{index}.{name}": torch.as_tensor(value) for name, value in values.items()}
@@ -145,27 +154,44 @@ class _Run:
         # The step is in the same file as the weights, so no kill can separate them.
         write_tensors(state, self.folder / "state.safetensors")
         write_text("\n".join(self.log) + "\n", self.folder / "log.csv")
-        about = {"recipe": write_recipe(self.recipe), "seed": self.seed, "step": self.step}
-        write_json(about, self.folder / "run.json")
+        write_json(self._about, self.folder / "run.json")
         if self.step == self.recipe.steps:
-            save_model(self.model.with_attention(*self.recipe.model.attention), self.folder / "model", notes=about)
+            save_model(
+                self.model.with_attention(*self.recipe.model.attention), self.folder / "model", notes=self._about
+            )
 
-    def _resume(self) -> None:
-        if self.folder is None or not (self.folder / "run.json").exists():
+    @property
+    def _about(self) -> dict[str, Any]:
+        return {"recipe": write_recipe(self.recipe), "seed": self.seed, "step": self.step}
+
+    def _open(self, folder: Path) -> None:
+        """Go on from what is in the folder, or claim it: one that cannot be written is known now, not at a save."""
+        if not (folder / "run.json").exists():
+            for name in ("state.safetensors", "model.safetensors", "model.json"):
+                if (folder / name).exists():
+                    given = f"{folder}, with {name} and no run.json"
+                    raise InputError("folder", given=given, expected="an empty folder or a whole run")
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(self._about, folder / "run.json")
             return
         try:
-            about = json.loads((self.folder / "run.json").read_text())
-            known = read_recipe(about["recipe"]), about["seed"]
+            about = json.loads((folder / "run.json").read_text())
+            known, reached = (read_recipe(about["recipe"]), about["seed"]), about["step"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise InputError("run", given=f"{self.folder}/run.json, damaged", expected="the JSON of a run") from None
+            raise InputError("run", given=f"{folder}/run.json, damaged", expected="the JSON of a run") from None
         if known != (self.recipe, self.seed):
             raise InputError(
-                "folder", given=f"{self.folder}, which holds another run", expected="an empty folder or the same run"
+                "folder", given=f"{folder}, which holds another run", expected="an empty folder or the same run"
             )
-        path = self.folder / "state.safetensors"
+        path = folder / "state.safetensors"
+        if reached or path.exists():
+            self._resume(path)
+
+    def _resume(self, path: Path) -> None:
         state = read_tensors(path)
         weights = {name.removeprefix("model."): x for name, x in state.items() if name.startswith("model.")}
-        load_tensors(self.model, weights, str(path))
+        check_tensors(self.model, weights, str(path))
+        self.model.load_state_dict(weights)
         step = state.get("step", torch.tensor(-1))
         if step.numel() != 1 or not 0 <= step.item() <= self.recipe.steps:
             given = step.tolist() if "step" in state else "none"
@@ -173,7 +199,7 @@ class _Run:
         self.step = int(step)
         self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": self._moments(state, path)})
         with contextlib.suppress(OSError, ValueError):  # the log is for reading: a damaged one begins anew
-            lines = (self.folder / "log.csv").read_text().splitlines()
+            lines = (path.parent / "log.csv").read_text().splitlines()
             self.log = lines[:1] + [line for line in lines[1:] if int(line.split(",")[0]) <= self.step]
 
     def _moments(self, state: dict[str, Tensor], path: Path) -> dict[int, dict[str, Tensor]]:

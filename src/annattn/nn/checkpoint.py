@@ -6,8 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from annattn.errors import InputError
@@ -15,6 +16,8 @@ from annattn.nn.mechanisms import read_attention, write_attention
 from annattn.nn.transformer import Transformer, TransformerConfig
 
 __all__ = [
+    "check_tensors",
+    "checkpoint_files",
     "load_model",
     "read_config",
     "read_tensors",
@@ -39,41 +42,61 @@ def save_model(model: Transformer, path: str | Path, *, notes: dict[str, Any] | 
     True
     >>> folder.cleanup()
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    described, weights = checkpoint_files(path)
+    if not isinstance(model, Transformer):
+        raise InputError("model", given=type(model).__name__, expected="a Transformer")
+    try:
+        text = _json({"format": FORMAT, "model": write_config(model.config), "notes": notes or {}})
+    except (TypeError, ValueError, RecursionError) as wrong:
+        raise InputError("notes", given=str(wrong), expected="what JSON can hold") from None
+    described.parent.mkdir(parents=True, exist_ok=True)
     # The weights first: a JSON that is there promises weights that are there.
-    write_tensors(model.state_dict(), path.with_name(path.name + ".safetensors"))
-    data = {"format": FORMAT, "model": write_config(model.config), "notes": notes or {}}
-    write_json(data, path.with_name(path.name + ".json"))
-    return path
+    write_tensors(model.state_dict(), weights)
+    write_text(text, described)
+    return described.with_suffix("")
 
 
 def load_model(path: str | Path) -> Transformer:
     """The model saved at `path`, with or without its suffix; a wrong or damaged file is an InputError naming it."""
-    path = Path(path)
-    if path.suffix in (".json", ".safetensors"):
-        path = path.with_suffix("")
-    described = path.with_name(path.name + ".json")
+    described, weights = checkpoint_files(path)
     try:
         data = json.loads(described.read_text())
     except FileNotFoundError:
         raise InputError("checkpoint", given=str(described), expected="a file that exists") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as wrong:
+    except OSError as wrong:
+        raise InputError("checkpoint", given=str(path), expected="a file", hint=str(wrong.strerror)) from None
+    except (UnicodeDecodeError, ValueError, RecursionError) as wrong:
         raise InputError("checkpoint", given=str(described), expected="JSON", hint=str(wrong)) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise InputError(f"format of {described}", given=found, expected=str(FORMAT))
-    model = Transformer(read_config(data.get("model"), str(described)))
-    weights = path.with_name(path.name + ".safetensors")
-    load_tensors(model, read_tensors(weights), str(weights))
+    config, tensors = read_config(data.get("model"), str(described)), read_tensors(weights)
+    with torch.device("meta"):
+        # Shapes alone, so that a config of another size is known before it takes memory.
+        check_tensors(Transformer(config), tensors, str(weights))
+    model = Transformer(config)
+    model.load_state_dict(tensors)
     return model
 
 
-def load_tensors(model: Transformer, tensors: dict[str, Tensor], where: str) -> None:
-    """Give a model these weights, or say which of them do not fit.
+def checkpoint_files(path: str | Path) -> tuple[Path, Path]:
+    """The JSON and the weights of a checkpoint named with or without one of their suffixes.
+
+    >>> [one.name for one in checkpoint_files("runs/model.json")]
+    ['model.json', 'model.safetensors']
+    """
+    path = Path(path)
+    if not path.name or "\0" in path.name:
+        raise InputError("checkpoint", given=repr(str(path)), expected="the name of a model")
+    name = path.name.removesuffix(".json").removesuffix(".safetensors")
+    return path.with_name(f"{name}.json"), path.with_name(f"{name}.safetensors")
+
+
+def check_tensors(model: Transformer, tensors: dict[str, Tensor], where: str) -> None:
+    """Say which of these weights do not fit the model, if any.
 
     >>> config = TransformerConfig(input_vocab=4, target_vocab=2, length=8, dim=8)
-    >>> load_tensors(Transformer(config), Transformer(config, seed=1).state_dict(), "memory")
+    >>> check_tensors(Transformer(config), Transformer(config, seed=1).state_dict(), "memory")
     """
     wanted = model.state_dict()
     missing, extra = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
@@ -90,14 +113,13 @@ def load_tensors(model: Transformer, tensors: dict[str, Tensor], where: str) -> 
             )
         if not tensor.isfinite().all():
             raise InputError(f"{name} of {where}", given="NaN or infinity", expected="finite numbers")
-    model.load_state_dict(tensors)
 
 
 def write_config(config: TransformerConfig) -> dict[str, Any]:
     """A config as JSON-ready data.
 
     >>> write_config(TransformerConfig(input_vocab=4, target_vocab=2, length=8))["attention"]
-    [{'mechanism': 'softmax', 'beta': 1.0}]
+    [{'mechanism': 'softmax', 'beta': 1.0, 'dropout': 0.0}]
     """
     data = asdict(config)
     data["attention"] = [write_attention(mechanism) for mechanism in config.attention]
@@ -118,14 +140,15 @@ def read_config(data: Any, where: str = "config") -> TransformerConfig:
         return TransformerConfig(**options)
     except InputError as wrong:
         raise InputError(f"model of {where}", given="an impossible config", expected=str(wrong)) from None
-    except (TypeError, KeyError, ValueError) as wrong:
+    except (TypeError, KeyError, ValueError, AttributeError) as wrong:
         raise InputError(f"model of {where}", given=repr(wrong), expected="the fields of TransformerConfig") from None
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Write safetensors under another name, then rename: a reader finds the old file or the new one."""
+    written = save({name: tensor.contiguous() for name, tensor in tensors.items()})
     partial = path.with_name(path.name + ".partial")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
+    partial.write_bytes(written)
     os.replace(partial, path)
 
 
@@ -148,7 +171,7 @@ def write_json(data: Any, path: Path) -> None:
     ...     json.loads((Path(folder) / "x.json").read_text())
     {'a': 1}
     """
-    write_text(json.dumps(data, indent=2) + "\n", path)
+    write_text(_json(data), path)
 
 
 def write_text(text: str, path: Path) -> None:
@@ -156,3 +179,7 @@ def write_text(text: str, path: Path) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text)
     os.replace(partial, path)
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, indent=2, allow_nan=False) + "\n"

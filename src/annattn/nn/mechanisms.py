@@ -29,6 +29,7 @@ from annattn.attention.position_coded import position_coded
 from annattn.errors import InputError
 from annattn.kernels.slopes import GRADIENTS
 from annattn.lsh import CrossPolytope, Hasher, HashFamily, Hyperplane
+from annattn.lsh.family import require_count
 
 __all__ = [
     "ANGULAR",
@@ -45,6 +46,7 @@ __all__ = [
     "SampledLatestConfig",
     "SoftmaxConfig",
     "angular",
+    "check_seed",
     "read_attention",
     "write_attention",
 ]
@@ -94,6 +96,13 @@ class SoftmaxConfig(AttentionConfig):
     beta: float = 1.0
     dropout: float = 0.0
 
+    def __post_init__(self) -> None:
+        for name in ("beta", "dropout"):
+            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int | float):
+                raise InputError(name, given=repr(getattr(self, name)), expected="a number")
+        empty = torch.zeros(1, 1, 0, 1)
+        softmax_attention(empty, empty, empty, beta=self.beta, dropout=self.dropout)
+
     def _attend(self, head_dim: int, layer: int, seed: int | None) -> Attend:
         drawn = _drawn(0 if seed is None else seed, layer)
 
@@ -118,6 +127,9 @@ class _Hashed(AttentionConfig):
 
     def __post_init__(self) -> None:
         angular(self.family, 2)
+        require_count("tables", self.tables)
+        require_count("hashes", self.hashes)
+        check_seed(self.seed)
 
     def _hasher(self, head_dim: int, layer: int, seed: int | None) -> Hasher:
         drawn = _drawn(self.seed if seed is None else seed, layer)
@@ -224,6 +236,7 @@ class ExpectedCollisionConfig(AttentionConfig):
 
     def __post_init__(self) -> None:
         angular(self.family, 2)
+        require_count("hashes", self.hashes)
 
     def _attend(self, head_dim: int, layer: int, seed: int | None) -> Attend:
         family = angular(self.family, head_dim)
@@ -246,6 +259,7 @@ class ExpectedLatestConfig(AttentionConfig):
 
     def __post_init__(self) -> None:
         angular(self.family, 2)
+        require_count("hashes", self.hashes)
 
     def _attend(self, head_dim: int, layer: int, seed: int | None) -> Attend:
         family = angular(self.family, head_dim)
@@ -318,9 +332,20 @@ def angular(name: str, dim: int) -> HashFamily:
     return ANGULAR[name](dim)
 
 
+def check_seed(seed: object) -> int:
+    """A seed as an int, or an error: 0 to 2^63 - 1.
+
+    >>> check_seed(3)
+    3
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
+        raise InputError("seed", given=repr(seed), expected="an integer from 0 to 2^63 - 1")
+    return int(seed)
+
+
 def _drawn(seed: int, layer: int) -> int:
     """A seed of its own for every layer."""
-    return int(np.random.SeedSequence([seed, layer]).generate_state(1, np.uint32)[0])
+    return int(np.random.SeedSequence([check_seed(seed), layer]).generate_state(1, np.uint32)[0])
 
 
 def _linear_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from annattn.attention.position_coded import LARGEST_POWER
 from annattn.errors import InputError
-from annattn.nn.mechanisms import AttentionConfig, SoftmaxConfig
+from annattn.lsh.family import require_count
+from annattn.nn.mechanisms import AttentionConfig, SoftmaxConfig, check_seed
 
 __all__ = ["Transformer", "TransformerConfig", "turned", "waves"]
+
+_LARGEST = 2**24  # of any size: products of two stay far inside 64 bits
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class TransformerConfig:
     - alike: start with heads that pass on unchanged what they read, and, in layers that are not rotary, with equal
       maps for queries and keys, so that equal content meets from the first step on.
     - recency: for each layer, 0 or the rate a of `position_coded` values: among the keys a query meets, the latest
-      outweighs all before it. A layer with a rate reads at most 120/a positions.
+      outweighs all before it. A layer with a rate reads at most 1000/a positions.
 
     >>> config = TransformerConfig(input_vocab=10, target_vocab=2, length=32, dim=64, attention=(SoftmaxConfig(),) * 2)
     >>> config.layers, config.head_dim
@@ -49,13 +52,20 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         for name in ("input_vocab", "target_vocab", "length", "dim", "heads"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise InputError(name, given=repr(getattr(self, name)), expected="an integer of at least 1")
+            require_count(name, getattr(self, name))
+            if getattr(self, name) > _LARGEST:
+                raise InputError(name, given=getattr(self, name), expected=f"at most {_LARGEST:,}")
+        for name in ("is_causal", "alike"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(name, given=repr(getattr(self, name)), expected="True or False")
         if self.dim % self.heads:
             raise InputError("dim", given=self.dim, expected=f"a multiple of the {self.heads} heads")
         if self.positions not in ("learned", "waves", "none"):
             raise InputError("positions", given=repr(self.positions), expected='"learned", "waves" or "none"')
-        object.__setattr__(self, "attention", tuple(self.attention))
+        for name in ("attention", "rotary", "recency"):
+            if not isinstance(getattr(self, name), tuple | list):
+                raise InputError(name, given=repr(getattr(self, name)), expected="a tuple, one entry a layer")
+        object.__setattr__(self, "attention", _mechanisms(self.attention))
         object.__setattr__(self, "rotary", tuple(map(bool, self.rotary)) or (False,) * len(self.attention))
         object.__setattr__(self, "recency", tuple(map(float, self.recency)) or (0.0,) * len(self.attention))
         if not self.attention:
@@ -107,7 +117,7 @@ class Transformer(nn.Module):
         self.config = config
         # The caller's random state is left as it was.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(check_seed(seed))
             self.tokens = nn.Embedding(config.input_vocab, config.dim)
             self.positions = nn.Embedding(config.length, config.dim) if config.positions == "learned" else None
             for table in (self.tokens, self.positions):
@@ -131,11 +141,20 @@ class Transformer(nn.Module):
             first_position: the position of the first token.
             key_mask: True where a token may be attended to.
         """
+        if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
+            given = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise InputError("tokens", given=given, expected="a tensor of int64")
         if tokens.ndim != 2:
             raise InputError("tokens", given=f"shape {tuple(tokens.shape)}", expected="(batch, n)")
+        if first_position < 0:
+            raise InputError("first_position", given=first_position, expected="at least 0")
         n = tokens.shape[1]
         positions = torch.arange(first_position, first_position + n, device=tokens.device)
-        x = self.tokens(tokens)
+        try:
+            x = self.tokens(tokens)
+        except IndexError:
+            wrong = tokens[(tokens < 0) | (tokens >= self.config.input_vocab)][0].item()
+            raise InputError("token", given=wrong, expected=f"0 to {self.config.input_vocab - 1}") from None
         if self.positions is not None:
             if first_position + n > self.config.length:
                 raise InputError(
@@ -156,7 +175,7 @@ class Transformer(nn.Module):
         layers = self.config.layers
         if len(attention) not in (1, layers):
             raise InputError("attention", given=f"{len(attention)} mechanisms", expected=f"1, or {layers}: one a layer")
-        chosen = attention * layers if len(attention) == 1 else attention
+        chosen = _mechanisms(attention * layers if len(attention) == 1 else attention)
         other = copy.copy(self)
         other.config = replace(self.config, attention=chosen)
         other._modules = dict(self._modules)
@@ -168,7 +187,7 @@ class Transformer(nn.Module):
     def draw(self, seed: int) -> "Transformer":
         """Draw new hash functions in every layer, in place; mechanisms without any stay as they are."""
         for block in self._blocks:
-            block.draw(seed)
+            block.draw(check_seed(seed))
         return self
 
     @property
@@ -202,7 +221,7 @@ class _Block(nn.Module):
                     nn.init.eye_(query)
                     nn.init.eye_(key)
         self.mechanism = config.attention[layer]
-        self.attend = self.mechanism.bind(config.head_dim, layer, recency=config.recency[layer])
+        self.draw(None)
 
     def forward(self, x: Tensor, positions: Tensor, key_mask: Tensor | None) -> Tensor:
         config = self.config
@@ -218,12 +237,28 @@ class _Block(nn.Module):
     def with_attention(self, mechanism: AttentionConfig) -> "_Block":
         other = copy.copy(self)
         other.mechanism = mechanism
-        other.attend = mechanism.bind(self.config.head_dim, self.layer, recency=self.config.recency[self.layer])
+        other.draw(None)
         return other
 
-    def draw(self, seed: int) -> None:
-        rate = self.config.recency[self.layer]
+    def draw(self, seed: int | None) -> None:
+        """Bind the mechanism, with hash functions of this seed or of its own."""
+        self.seed, rate = seed, self.config.recency[self.layer]
         self.attend = self.mechanism.bind(self.config.head_dim, self.layer, seed, rate)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Hash functions are not written: the seed gives them again.
+        return {name: value for name, value in self.__dict__.items() if name != "attend"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.draw(self.seed)
+
+
+def _mechanisms(attention: Sequence[object]) -> tuple[AttentionConfig, ...]:
+    for one in attention:
+        if not isinstance(one, AttentionConfig):
+            raise InputError("attention", given=repr(one), expected="descriptions such as AnnaConfig()")
+    return tuple(attention)  # type: ignore[arg-type]
 
 
 def waves(positions: Int[Tensor, " n"], dim: int) -> Float[Tensor, "n dim"]:

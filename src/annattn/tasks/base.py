@@ -36,7 +36,7 @@ class Batch:
 
 
 def at_least(name: str, value: object, low: int, hint: str) -> int:
-    """Give `value` as an int of at least `low`, or raise an error that names the parameter.
+    """Give `value` as an int of at least `low` and below 2^31, or raise an error that names the parameter.
 
     >>> at_least("n", 8, 1, "pass n=32")
     8
@@ -47,6 +47,8 @@ def at_least(name: str, value: object, low: int, hint: str) -> int:
         number = None
     if number is None or number < low:
         raise InputError(name, given=repr(value), expected=f"an integer of at least {low}", hint=hint)
+    if number >= 2**31:
+        raise InputError(name, given=repr(value), expected="an integer below 2^31", hint=hint)
     return number
 
 
@@ -163,6 +165,13 @@ class Task(ABC):
         True
         """
         return self._label(self._inputs(batch, seed, split))
+
+    @final
+    def _whole(self, name: str, low: int, hint: str) -> int:
+        """Make a parameter of the task an int of at least `low`, or raise an error that names it."""
+        number = at_least(name, getattr(self, name), low, hint)
+        object.__setattr__(self, name, number)
+        return number
 
     @final
     def _inputs(self, batch: int, seed: int | tuple[int, ...], split: str) -> NDArray[np.int64]:

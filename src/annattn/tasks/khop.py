@@ -54,9 +54,9 @@ class KHop(Task):
     repeats: bool = False
 
     def __post_init__(self) -> None:
-        at_least("n", self.n, 2, "pass n=100: one hop count and 99 letters")
-        at_least("letters", self.letters, 1 if self.repeats else 2, "pass letters=4")
-        at_least("hops", self.hops, 0, "pass hops=1 for induction heads")
+        self._whole("n", 2, "pass n=100: one hop count and 99 letters")
+        self._whole("letters", 1 if self.repeats else 2, "pass letters=4")
+        self._whole("hops", 0, "pass hops=1 for induction heads")
 
     @property
     def input_vocab(self) -> int:
@@ -95,7 +95,9 @@ class KHop(Task):
         """
         names = ["_", ".", *(chr(ord("a") + letter) for letter in range(self.letters))]
         names += [str(hops) for hops in range(self.hops + 1)]
-        return "".join(names[token] for token in np.asarray(row).tolist())
+        tokens = np.asarray(row)
+        self._check_range(tokens, 0, len(names) - 1, "row")
+        return "".join(names[token] for token in tokens.tolist())
 
     def sample(
         self, batch: int, seed: int | tuple[int, ...], *, split: str = "train", hops: int | None = None

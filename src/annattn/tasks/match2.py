@@ -8,7 +8,6 @@ from typing import final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from annattn.errors import InputError
 from annattn.tasks.base import Batch, Task, at_least
 from annattn.tasks.distinct import draw_distinct
 from annattn.tasks.splits import HELD_OUT_SHARE, fill, fingerprint, generator
@@ -53,10 +52,9 @@ class Match2(Task):
     with_zero: bool = False
 
     def __post_init__(self) -> None:
-        at_least("n", self.n, 1, "pass n=32")
+        self._whole("n", 1, "pass n=32")
         # Without the token M there is no token at all for M = 1.
-        if at_least("modulus", self.modulus, 1 if self.with_zero else 2, "pass modulus=37") >= 2**31:
-            raise InputError("modulus", given=self.modulus, expected="below 2^31", hint="pass modulus=37")
+        self._whole("modulus", 1 if self.with_zero else 2, "pass modulus=37")
 
     @property
     def input_vocab(self) -> int:

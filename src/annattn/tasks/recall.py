@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from annattn.errors import InputError
-from annattn.tasks.base import Task, at_least
+from annattn.tasks.base import Task
 from annattn.tasks.distinct import draw_distinct
 from annattn.tasks.splits import fingerprint
 
@@ -49,12 +49,12 @@ class AssociativeRecall(Task):
     values: int = 256
 
     def __post_init__(self) -> None:
-        at_least("n", self.n, 3, "pass n=256: a pair and a query take three tokens")
-        at_least("pairs", self.pairs, 1, "pass pairs=64")
-        at_least("keys", self.keys, self.pairs, f"pass keys={self.pairs} or more: the keys of the pairs differ")
-        at_least("values", self.values, 1, "pass values=256")
+        self._whole("n", 3, "pass n=256: a pair and a query take three tokens")
+        self._whole("pairs", 1, "pass pairs=64")
+        self._whole("keys", self.pairs, f"pass keys={self.pairs} or more: the keys of the pairs differ")
+        self._whole("values", 1, "pass values=256")
         if self.queries is not None:
-            at_least("queries", self.queries, 1, "pass queries=None to fill the rest of the sequence")
+            self._whole("queries", 1, "pass queries=None to fill the rest of the sequence")
         if 2 * self.pairs + (self.queries or 1) > self.n:
             raise InputError(
                 "n",

@@ -7,8 +7,7 @@ from typing import final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from annattn.errors import InputError
-from annattn.tasks.base import Task, at_least
+from annattn.tasks.base import Task
 from annattn.tasks.splits import fingerprint
 
 __all__ = ["Sum"]
@@ -34,15 +33,8 @@ class Sum(Task):
     largest: int = 37
 
     def __post_init__(self) -> None:
-        at_least("n", self.n, 1, "pass n=32")
-        at_least("largest", self.largest, 1, "pass largest=37")
-        if self.n * self.largest >= 2**63:
-            raise InputError(
-                "n, largest",
-                given=f"{self.n}, {self.largest}",
-                expected="n * largest below 2^63, so that every sum fits int64",
-                hint="take a smaller largest",
-            )
+        self._whole("n", 1, "pass n=32")
+        self._whole("largest", 1, "pass largest=37")
 
     @property
     def input_vocab(self) -> int:

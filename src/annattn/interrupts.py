@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 
 __all__ = ["between_steps", "stopped_by_signals"]
@@ -36,7 +37,9 @@ def between_steps() -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def _handled(signals: list[signal.Signals], handler: Callable[..., object]) -> Iterator[None]:
-    before = {one: signal.signal(one, handler) for one in signals}
+    # Signals reach the main thread only, and only there may they be handled.
+    mine = signals if threading.current_thread() is threading.main_thread() else []
+    before = {one: signal.signal(one, handler) for one in mine}
     try:
         yield
     finally:
