@@ -48,13 +48,17 @@ def test_a_header_that_is_no_shape(folder, command):
 @pytest.mark.parametrize(
     "options",
     [
-        ("--n", 10**400, "-r", 0.1, "-c", 10),
+        ("--n", 2**63 - 1, "-r", 0.1, "-c", 1.0001),
         ("--n", 4096, "-r", 0.1, "-c", 1.0000001),
         ("--n", 4096, "-r", 0.1, "-c", 10, "--failure", 5e-324),
     ],
 )
 def test_a_plan_beyond_all_numbers(options, command):
     refused(command("plan", *options), "guarantee")
+
+
+def test_a_number_of_more_than_64_bits(command):
+    refused(command("plan", "--n", 10**400, "-r", 0.1, "-c", 10), "more than 64 bits")
 
 
 @pytest.mark.parametrize("options", [("--width", 1e300, "--family", "euclidean"), ()])

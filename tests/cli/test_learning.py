@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+from annattn.experiments.reproduce import PROFILES
 from tests.cli.conftest import PROGRAM, SOURCES
+from tests.experiments.test_reproduce import HARDLY
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +64,35 @@ def test_sweep_prints_a_table_and_json(run, command, monkeypatch):
     assert json.loads((folder / "grid.json").read_text()) == cells
 
 
+def test_reproduce_runs_to_its_end_and_goes_on_from_there(command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(PROFILES, "quick", HARDLY)
+    code, shown, errors = command("reproduce", "match2_direct", "recall", "--folder", "out")
+    assert code == 0
+    assert "largest mean error of 2" in shown
+    assert "≤ 0" in shown
+    assert "±" in shown
+    assert "out/quick" in shown
+    assert "recall: " in errors
+    assert sorted(p.name for p in (tmp_path / "out/quick").iterdir()) == ["match2_direct.json", "recall.json", "runs"]
+    before = (tmp_path / "out/quick/recall.json").read_text()
+    found = json.loads(command("reproduce", "recall", "--folder", "out", "--json")[1])
+    assert (tmp_path / "out/quick/recall.json").read_text() == before
+    assert [one["what"] for one in found["recall"]] == [
+        f"{name}, accuracy at N = 64" for name in ("anna", "softmax", "low_rank")
+    ]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (("train", "match2_papr"), "did you mean match2_paper?"),
+        (("train", "match2_paper", "--seed", "-1"), "seed: got -1"),
+        (("sweep", "here/model", "--seed", "-1"), "seed: got -1"),
+        (("sweep", "here/model", "--out", "here/model.json"), "belongs to the model"),
+        (("sweep", "here/model.json", "--out", "here/../here/model.safetensors"), "belongs to the model"),
+        (("sweep", "here/model", "--out", "/dev/null"), "--out: got /dev/null"),
+        (("train", "match2_paper", "--folder", "here/log.csv"), "here/log.csv"),
         (("sweep", "nowhere/model"), "nowhere"),
         (("sweep", "here/model", "--tables", "1,x"), "tables"),
         (("sweep", "here/model", "--tables", "1:2:3"), "one a layer"),
