@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from annattn.experiments.reproduce import PROFILES
+from annattn.experiments.reproduce import EXPERIMENTS, PROFILES
 from tests.cli.conftest import PROGRAM, SOURCES
 from tests.experiments.test_reproduce import HARDLY
 
@@ -62,6 +62,21 @@ def test_sweep_prints_a_table_and_json(run, command, monkeypatch):
     assert [(cell["tables"], cell["hashes"]) for cell in cells] == [([1], [1]), ([1], [3]), ([2], [1]), ([2], [3])]
     assert all(0 <= cell["error"] <= 1 for cell in cells)
     assert json.loads((folder / "grid.json").read_text()) == cells
+
+
+def test_reproduce_leaves_out_what_takes_long_and_says_so(command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    for name in EXPERIMENTS:
+        monkeypatch.setitem(EXPERIMENTS, name, lambda shop, name=name: asked.append(name) or [])
+    code, _, errors = command("reproduce")
+    assert code == 0
+    assert asked == ["match2_paper", "match2_direct", "induction_heads", "betas"]
+    assert "left out, as they take long: k_hop, ablations, recall" in errors
+    asked.clear()
+    code, _, errors = command("reproduce", "--profile", "full")
+    assert asked == list(EXPERIMENTS)
+    assert "left out" not in errors
 
 
 def test_reproduce_runs_to_its_end_and_goes_on_from_there(command, monkeypatch, tmp_path):

@@ -53,4 +53,7 @@ def test_the_profiles_are_these():
     assert {round(RECIPES[name].shortened(share).steps) for name, share in full.share.items()} == {400_000}
     assert {name for name in RECIPES if "induction_paper" in name} == full.share.keys()
     assert full.others == 1
+    assert not full.leaves_out
+    assert set(PROFILES["quick"].leaves_out) < EXPERIMENTS.keys()
+    assert set(PROFILES["quick"].share) < RECIPES.keys()
     assert RECIPES["match2_paper"].steps == 20_000

@@ -23,13 +23,16 @@ def reproduce(
 ) -> None:
     """Train from nothing, measure, and write tables and figures.
 
-    What is finished in the folder is not trained again, so a stopped run goes on where it was.
+    What is finished in the folder is not trained again, so a stopped run goes on where it was. The quick profile takes
+    about a quarter of an hour on two cores for the paper's two figures, the paper's way and trained directly; k_hop,
+    ablations and recall, up to half an hour each, are left to those who name them. The full profile takes days.
 
     Example: annattn reproduce match2_direct induction_heads --profile quick --folder results
 
     Args:
-        names: which experiments; all of them unless given.
-        profile: quick for short runs, full for the paper's numbers of steps and its whole grid.
+        names: which of match2_paper, match2_direct, induction_heads, betas, k_hop, ablations and recall; those of the
+            profile unless given.
+        profile: quick for short runs, full for all of them with the paper's numbers of steps and its whole grid.
         folder: where runs, numbers (JSON) and figures (SVG) go; each profile has a folder in it.
         as_json: print the findings as JSON.
     """
@@ -46,10 +49,14 @@ def reproduce(
             line = progress.add_task(what, total=parts, note="")
             yield lambda: progress.advance(line)
 
+    left_out = () if names else PROFILES[profile].leaves_out
+    chosen = names or [name for name in EXPERIMENTS if name not in left_out]
+    if left_out:
+        console.print(f"left out, as they take long: {', '.join(left_out)}; name them, or take --profile full")
     shop = Workshop(folder / profile, PROFILES[profile], watch, run)
     found: dict[str, list[Finding]] = {}
     try:
-        for name in names or EXPERIMENTS:
+        for name in chosen:
             started = time.monotonic()
             console.print(f"[bold]{name}[/bold]")
             found[name] = EXPERIMENTS[name](shop)

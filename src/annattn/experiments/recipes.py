@@ -32,7 +32,7 @@ def _model(task: Task, attention: tuple[AttentionConfig, ...], **options: Any) -
     return TransformerConfig(task.input_vocab, task.target_vocab, attention=attention, **sizes)
 
 
-def _match2_paper(beta: float) -> Recipe:
+def _match2_paper(beta: float, dataset: int | None = None) -> Recipe:
     attention = (SoftmaxConfig(beta=beta),)
     return Recipe(
         task="match2",
@@ -40,6 +40,7 @@ def _match2_paper(beta: float) -> Recipe:
         model=_model(Match2(**_MATCH2), attention, is_causal=False, positions="none"),
         stages=(Stage(20_000, attention),),
         rate=1e-2,
+        dataset=dataset,
     )
 
 
@@ -160,6 +161,7 @@ def _recall_alike(mechanism: AttentionConfig) -> Recipe:
 
 RECIPES: dict[str, Recipe] = {
     "match2_paper": _match2_paper(0.1),
+    "match2_paper_dataset": _match2_paper(0.1, dataset=10_000),
     "match2_paper_beta_1": _match2_paper(1.0),
     "match2_paper_beta_10": _match2_paper(10.0),
     "match2_direct": _match2_direct(),
