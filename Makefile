@@ -13,7 +13,7 @@ help:
 	@echo "make lint    ruff, pyright and import-linter"
 	@echo "make docs    the pages of docs/ and the reference as a site: site/index.html"
 	@echo "make bench   verify and time everything against its peers (about ten minutes)"
-	@echo "make reproduce  the experiments from nothing, short (PROFILE=full: the paper's step counts)"
+	@echo "make reproduce  the paper's two figures and ours, from nothing (a quarter of an hour; PROFILE=full: all, days)"
 	@echo "make format  rewrite the sources in the project's style"
 	@echo "make clean   remove .venv and caches"
 

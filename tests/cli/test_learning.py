@@ -84,7 +84,7 @@ def test_reproduce_runs_to_its_end_and_goes_on_from_there(command, monkeypatch, 
     monkeypatch.setitem(PROFILES, "quick", HARDLY)
     code, shown, errors = command("reproduce", "match2_direct", "recall", "--folder", "out")
     assert code == 0
-    assert "largest mean error of 2" in shown
+    assert "largest mean error, 4" in shown
     assert "≤ 0" in shown
     assert "±" in shown
     assert "out/quick" in shown

@@ -9,6 +9,8 @@ from annattn.errors import InputError
 from annattn.experiments import RECIPES, measure, read_recipe
 from annattn.experiments.checkpoints import FOLDER, keep, kept, notes_of, trained
 from annattn.experiments.training import train
+from annattn.nn import AnnaConfig
+from annattn.tasks import AssociativeRecall
 from tests.experiments.test_training import TINY
 
 
@@ -33,6 +35,16 @@ def test_it_says_how_it_was_made(name):
         log = list(csv.DictReader(file))
     assert int(log[-1]["step"]) == RECIPES[name].steps
     assert float(log[-1]["loss"]) < float(log[0]["loss"])
+
+
+def test_recall_holds_at_sixteen_times_the_length_it_was_trained_at():
+    model = trained("recall_anna")
+    options = notes_of(FOLDER / "recall_anna")["recipe"]["task_options"]
+    task = AssociativeRecall(**(options | {"n": 16 * options["n"], "pairs": 16 * options["pairs"]}))
+    error = measure(model, task, samples=1, draws=2, batch=1)
+    assert error.mean < 0.005
+    # And it is the hashing that finds it: with hash functions too few to tell keys apart nothing is left.
+    assert measure(model.with_attention(AnnaConfig("hyperplane", 16, 2)), task, samples=1, draws=1).mean > 0.9
 
 
 def test_they_are_small():

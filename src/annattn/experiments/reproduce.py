@@ -161,7 +161,7 @@ def match2_direct(shop: Workshop) -> list[Finding]:
         (error,) = shop.errors(shop.model("match2_direct", seed=seed), task, [recipe.model.attention])
         found.append((error.mean, error.spread))
     mean, spread = max(found)
-    findings = [Finding(f"largest mean error of {len(found)} seeds, 4 tables", mean, at_most=0.0, spread=spread)]
+    findings = [Finding(f"largest mean error, 4 tables, seeds: {len(found)}", mean, at_most=0.0, spread=spread)]
     return shop.write("match2_direct", findings, {"errors": found})
 
 
