@@ -67,6 +67,8 @@ def test_sweep_prints_a_table_and_json(run, command, monkeypatch):
 def test_reproduce_leaves_out_what_takes_long_and_says_so(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     asked = []
+    listed = command("reproduce", "--help")[1]
+    assert all(name in listed for name in EXPERIMENTS)
     for name in EXPERIMENTS:
         monkeypatch.setitem(EXPERIMENTS, name, lambda shop, name=name: asked.append(name) or [])
     code, _, errors = command("reproduce")

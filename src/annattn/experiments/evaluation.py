@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from annattn.errors import InputError
+from annattn.experiments.recipe import check_vocabularies
 from annattn.nn import AttentionConfig, Transformer
 from annattn.nn.mechanisms import check_seed
 from annattn.tasks import Batch, Task
@@ -58,10 +59,7 @@ def measure(
     """
     for name, count in (("samples", samples), ("draws", draws), ("batch", batch)):
         at_least(name, count, 1, "pass 1 or more")
-    sizes, wanted = model.config, (task.input_vocab, task.target_vocab)
-    if (sizes.input_vocab, sizes.target_vocab) != wanted:
-        given = f"vocabularies of {sizes.input_vocab} and {sizes.target_vocab}"
-        raise InputError("model", given=given, expected=f"those of the task, {wanted[0]} and {wanted[1]}")
+    check_vocabularies(model.config, task)
     held_out = task.sample(samples, (check_seed(seed), 2), split="test") if data is None else data
     if not held_out.mask.any():
         raise InputError("data", given=f"{len(held_out)} sequences", expected="a position that counts")

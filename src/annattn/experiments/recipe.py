@@ -11,7 +11,7 @@ from annattn.nn.mechanisms import read_attention, write_attention
 from annattn.tasks import TASKS, Task
 from annattn.tasks.base import at_least
 
-__all__ = ["Recipe", "Stage", "read_recipe", "write_recipe"]
+__all__ = ["Recipe", "Stage", "check_vocabularies", "read_recipe", "write_recipe"]
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise InputError("task", given=repr(self.task), expected=f"one of {', '.join(TASKS)}")
-        task = self.make_task()
-        if (self.model.input_vocab, self.model.target_vocab) != (task.input_vocab, task.target_vocab):
-            given = f"vocabularies of {self.model.input_vocab} and {self.model.target_vocab}"
-            raise InputError("model", given=given, expected=f"the task's, {task.input_vocab} and {task.target_vocab}")
+        check_vocabularies(self.model, self.make_task())
         for name, count in (("batch", self.batch), ("warmup", self.warmup), ("dataset", self.dataset)):
             if count is not None:
                 at_least(name, count, 1, "pass 1 or more")
@@ -128,6 +125,17 @@ class Recipe:
             raise InputError("share", given=share, expected="a number above 0", hint="1 runs every step")
         stages = tuple(replace(stage, steps=max(1, round(share * stage.steps))) for stage in self.stages)
         return replace(self, stages=stages, warmup=max(1, round(share * self.warmup)))
+
+
+def check_vocabularies(model: TransformerConfig, task: Task) -> None:
+    """Raise unless the model reads and writes the symbols of the task.
+
+    >>> from annattn.experiments import RECIPES
+    >>> check_vocabularies(RECIPES["match2_paper"].model, TASKS["match2"]())
+    """
+    if (model.input_vocab, model.target_vocab) != (task.input_vocab, task.target_vocab):
+        given = f"vocabularies of {model.input_vocab} and {model.target_vocab}"
+        raise InputError("model", given=given, expected=f"the task's, {task.input_vocab} and {task.target_vocab}")
 
 
 def write_recipe(recipe: Recipe) -> dict[str, Any]:
