@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from annattn.experiments import RECIPES
+from annattn.experiments import RECIPES, Error, grid, reproduce
 from annattn.experiments.reproduce import EXPERIMENTS, PROFILES, Finding, Profile, Workshop
+from annattn.nn import AnnaConfig, Transformer
 
 HARDLY = Profile({"match2_paper": 0.0001}, 0.0005, 2, 8, 2, first=(32, 96), second=(4, 32), lengths=(64,))
 FIGURES = {
@@ -36,6 +37,25 @@ def test_an_experiment_writes_what_it_found(name, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("*.svg")) == FIGURES.get(name, [])
     for figure in tmp_path.glob("*.svg"):
         assert ElementTree.parse(figure).getroot().tag.endswith("svg")
+
+
+def test_z_is_chosen_on_other_sequences_than_it_is_measured_on(tmp_path, monkeypatch):
+    recipe = RECIPES["match2_paper"]
+    model, task, looked = Transformer(recipe.model), recipe.make_task(), []
+
+    def short_look(model, task, *, draws, data):
+        assert set(task.split_of(data.inputs)) == {"validation"}
+        (one,) = model.config.attention
+        looked.append((one.tables, one.hashes))
+        return Error((abs(one.hashes - 3) / 10,))
+
+    monkeypatch.setattr(reproduce, "measure", short_look)
+    (found,) = Workshop(tmp_path, HARDLY).best(model, task, [reproduce._hashed_ways((2,))])
+    assert looked == [(2, 1), (2, 2), (2, 3), (2, 4)]
+    assert [found] == grid(model, task, [(AnnaConfig("hyperplane", 2, 3),)], samples=8, draws=2)
+    assert reproduce._hashed_ways((32, 4)) == [
+        (AnnaConfig("hyperplane", 32, a), AnnaConfig("hyperplane", 4, b)) for a in range(1, 5) for b in range(1, 5)
+    ]
 
 
 def test_what_was_asked_decides():
