@@ -45,7 +45,7 @@ class Finding:
 class Profile:
     """How much of everything to do.
 
-    - share: of a recipe's steps, by the first word of the recipe's name; `others` for those not named.
+    - share: of a recipe's steps, by the recipe's name; `others` for those not named.
     - seeds: how many runs where several are asked for.
     - samples, draws: of the measurements.
     - first, second: numbers of tables of the induction heads' grid.
@@ -101,7 +101,7 @@ class Workshop:
     def model(self, name: str, *, seed: int = 0, recipe: Recipe | None = None) -> Transformer:
         """A trained model of this recipe, trained now or found finished in the folder."""
         recipe = recipe or RECIPES[name]
-        share = self.profile.share.get(name.partition(" ")[0], self.profile.others)
+        share = self.profile.share.get(name, self.profile.others)
         recipe = recipe if share == 1 else recipe.shortened(share)
         place = self.folder / "runs" / f"{name}-{seed}"
         if self.run is not None:
