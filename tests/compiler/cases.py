@@ -11,8 +11,8 @@ import torch
 from annattn.compiler import Anna, ExactMatch, Head, Layer, LowRank, Transformer, to_protocol, to_transformer
 from annattn.lsh import Hyperplane
 from annattn.mpc import Limits, Mail, Protocol, run
-from annattn.mpc.mixing import mixed
 from annattn.mpc.parts.stages import slots
+from annattn.seeds import scramble
 
 
 class RandomProtocol(Protocol):
@@ -57,19 +57,19 @@ class RandomProtocol(Protocol):
         digest = np.zeros(self.limits.machines, np.uint64)
         place = slots(mail.dest).astype(np.uint64)
         for column in range(mail.width):
-            salted = mail.words[:, column] ^ mixed(place * np.uint64(8) + np.uint64(column), salt=1)
-            np.add.at(digest, mail.dest, mixed(salted ^ mixed(mail.src.astype(np.uint64), salt=2), salt=3))
+            salted = mail.words[:, column] ^ scramble(place * np.uint64(8) + np.uint64(column), salt=1)
+            np.add.at(digest, mail.dest, scramble(salted ^ scramble(mail.src.astype(np.uint64), salt=2), salt=3))
         awake = np.zeros(self.limits.machines, bool)
         awake[mail.dest] = True
         i, j = np.nonzero(self.allowance[round] * awake[:, None])
         times = self.allowance[round][i, j]
         src, dest = np.repeat(i, times), np.repeat(j, times)
         number = np.arange(len(src), dtype=np.uint64)
-        fate = mixed(digest[src] ^ mixed(dest.astype(np.uint64), salt=self.seed + 4), salt=round)
+        fate = scramble(digest[src] ^ scramble(dest.astype(np.uint64), salt=self.seed + 4), salt=round)
         # The number of a record within its sender's outbox, not within all mail: a machine knows only its own.
         own = (number - np.searchsorted(src, src).astype(np.uint64)).astype(np.uint64)
-        fate = mixed(fate ^ mixed(own, salt=5), salt=6)
-        columns = [mixed(fate, salt=7 + c) & np.uint64(self.limits.largest_word) for c in range(self.width[round])]
+        fate = scramble(fate ^ scramble(own, salt=5), salt=6)
+        columns = [scramble(fate, salt=7 + c) & np.uint64(self.limits.largest_word) for c in range(self.width[round])]
         sent = Mail(dest, src, np.column_stack(columns).reshape(len(src), int(self.width[round])))
         return sent.take(fate % np.uint64(4) > 0)
 

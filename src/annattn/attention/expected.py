@@ -5,9 +5,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from annattn.attention.inputs import accumulator, check_inputs, grouped, ungrouped, unit_rows
+from annattn.checks import require_count
 from annattn.errors import InputError
 from annattn.lsh import HashFamily
-from annattn.lsh.family import require_count
 
 __all__ = ["expected_collision_attention", "expected_latest_attention", "latest_chances", "pair_scores"]
 

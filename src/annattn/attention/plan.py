@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass
 
+from annattn.checks import require_count
 from annattn.errors import InputError, PlanError
 from annattn.lsh import HashFamily
-from annattn.lsh.family import require_count
 
 __all__ = ["Plan", "plan"]
 

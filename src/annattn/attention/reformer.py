@@ -5,9 +5,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from annattn.attention.inputs import accumulator, check_hasher, check_inputs
+from annattn.checks import require_count
 from annattn.errors import InputError
 from annattn.lsh import NO_BUCKET, Hasher
-from annattn.lsh.family import require_count
 
 __all__ = ["reformer_attention"]
 

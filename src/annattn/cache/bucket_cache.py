@@ -10,12 +10,12 @@ from torch import Tensor
 from annattn.attention.anna import bucket_hint, hash_inputs
 from annattn.attention.inputs import accumulator, check_hasher, check_inputs
 from annattn.cache.slots import DenseSlots, SparseSlots, make_slots
+from annattn.checks import require_count
 from annattn.errors import InputError
 from annattn.kernels import collect, spoiled
 from annattn.kernels.dispatch import choose
 from annattn.kernels.numba_cache import dense_append, dense_attend
 from annattn.lsh import Hasher
-from annattn.lsh.family import require_count
 
 __all__ = ["BucketCache"]
 

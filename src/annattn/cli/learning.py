@@ -14,8 +14,9 @@ from annattn.errors import InputError
 from annattn.experiments import RECIPES, Error, Recipe, grid, read_recipe, train
 from annattn.experiments import Progress as Step
 from annattn.experiments.checkpoints import notes_of
+from annattn.files import write_json
 from annattn.nn import AnnaConfig, AttentionConfig, LatestMatchConfig, load_model
-from annattn.nn.checkpoint import checkpoint_files, write_json
+from annattn.nn.checkpoint import checkpoint_files
 
 __all__ = ["sweep", "train_recipe", "watched"]
 

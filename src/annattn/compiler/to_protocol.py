@@ -8,6 +8,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from annattn.checks import require_count
 from annattn.compiler.collision_layer import CollisionLayer
 from annattn.compiler.homes import Homes, padded
 from annattn.compiler.low_rank_layer import LowRankLayer
@@ -53,8 +54,7 @@ def to_protocol(
             expected="an annattn.compiler.Transformer",
             hint="describe its layers by Layer and Head; an nn.Transformer is another thing",
         )
-    if not isinstance(n, int | np.integer) or n < 1:
-        raise InputError("n", given=n, expected="an integer of at least 1")
+    n = require_count("n", n)
     dim = getattr(transformer, "dim", None) if dim is None else dim
     if dim is None and example is not None:
         dim = example.shape[1]

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from annattn.checks import LARGEST_COUNT, require_count
 from annattn.errors import InputError
 from annattn.experiments.recipe import check_vocabularies
 from annattn.nn import AttentionConfig, Transformer
-from annattn.nn.mechanisms import check_seed
+from annattn.seeds import check_seed, derive_seed
 from annattn.tasks import Batch, Task
-from annattn.tasks.base import at_least
 
 __all__ = ["Error", "grid", "measure"]
 
@@ -58,7 +58,7 @@ def measure(
     (2, True)
     """
     for name, count in (("samples", samples), ("draws", draws), ("batch", batch)):
-        at_least(name, count, 1, "pass 1 or more")
+        require_count(name, count, least=1, most=LARGEST_COUNT, hint="pass 1 or more")
     check_vocabularies(model.config, task)
     held_out = task.sample(samples, (check_seed(seed), 2), split="test") if data is None else data
     if not held_out.mask.any():
@@ -68,7 +68,7 @@ def measure(
     found = []
     with torch.no_grad():
         for draw in range(draws):
-            model.draw(int(np.random.SeedSequence([seed, 3, draw]).generate_state(1)[0]))
+            model.draw(derive_seed(seed, 3, draw))
             wrong = torch.zeros((), dtype=torch.int64)
             for rows in range(0, len(inputs), batch):
                 part = slice(rows, rows + batch)
@@ -96,7 +96,11 @@ def grid(
     >>> len(grid(Transformer(recipe.model), recipe.make_task(), cells, samples=8, draws=2))
     2
     """
-    data = task.sample(at_least("samples", samples, 1, "pass 1 or more"), (check_seed(seed), 2), split="test")
+    data = task.sample(
+        require_count("samples", samples, least=1, most=LARGEST_COUNT, hint="pass 1 or more"),
+        (check_seed(seed), 2),
+        split="test",
+    )
     found = []
     for at, attention in enumerate(cells):
         hashed = any(hasattr(one, "tables") for one in attention)

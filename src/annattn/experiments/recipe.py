@@ -4,12 +4,12 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from annattn.checks import LARGEST_COUNT, require_count
 from annattn.errors import InputError
 from annattn.nn import AttentionConfig, TransformerConfig
 from annattn.nn.checkpoint import read_config, write_config
 from annattn.nn.mechanisms import read_attention, write_attention
 from annattn.tasks import TASKS, Task
-from annattn.tasks.base import at_least
 
 __all__ = ["Recipe", "Stage", "check_vocabularies", "read_recipe", "write_recipe"]
 
@@ -72,12 +72,12 @@ class Recipe:
         check_vocabularies(self.model, self.make_task())
         for name, count in (("batch", self.batch), ("warmup", self.warmup), ("dataset", self.dataset)):
             if count is not None:
-                at_least(name, count, 1, "pass 1 or more")
+                require_count(name, count, least=1, most=LARGEST_COUNT, hint="pass 1 or more")
         for name, number in (("rate", self.rate), ("clip", self.clip)):
             if number is not None and not (isinstance(number, int | float) and 0 < number < math.inf):
                 raise InputError(name, given=repr(number), expected="a number above 0")
         for stage in self.stages:
-            at_least("steps of a stage", stage.steps, 1, "pass 1 or more")
+            require_count("steps of a stage", stage.steps, least=1, most=LARGEST_COUNT, hint="pass 1 or more")
             if len(stage.noise) != 2:
                 raise InputError("noise of a stage", given=stage.noise, expected="its first and its last number")
             if len(stage.attention) != self.model.layers:

@@ -15,8 +15,8 @@ from annattn.experiments.figures import heat_map, lines
 from annattn.experiments.recipe import Recipe
 from annattn.experiments.recipes import RECIPES
 from annattn.experiments.training import train
+from annattn.files import write_json
 from annattn.nn import AnnaConfig, AttentionConfig, LatestMatchConfig, Transformer
-from annattn.nn.checkpoint import write_json
 from annattn.tasks import AssociativeRecall, KHop
 
 __all__ = ["EXPERIMENTS", "PROFILES", "Finding", "Profile", "Workshop"]

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from annattn.errors import InputError
 from annattn.experiments.recipe import Recipe, read_recipe, write_recipe
+from annattn.files import write_json, write_text
 from annattn.interrupts import between_steps
 from annattn.nn import Transformer
-from annattn.nn.checkpoint import check_tensors, read_tensors, save_model, write_json, write_tensors, write_text
-from annattn.nn.mechanisms import check_seed
+from annattn.nn.checkpoint import check_tensors, read_tensors, save_model, write_tensors
+from annattn.seeds import check_seed
 from annattn.tasks import Batch
 
 __all__ = ["Progress", "train"]

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from annattn.checks import require_count
 from annattn.errors import InputError
 from annattn.lsh.hasher import Hasher
 
-__all__ = ["HashFamily", "Sensitivity", "require_count", "tamed", "unit_angle"]
+__all__ = ["HashFamily", "Sensitivity", "tamed", "unit_angle"]
 
 _MOST = 2**40  # functions in one drawing: NumPy's own words for more are about dimensions
 
@@ -46,8 +47,7 @@ class HashFamily(ABC):
     dim: int
 
     def __post_init__(self) -> None:
-        require_count("dim", self.dim)
-        object.__setattr__(self, "dim", int(self.dim))
+        object.__setattr__(self, "dim", require_count("dim", self.dim))
 
     @property
     @abstractmethod
@@ -155,24 +155,15 @@ class HashFamily(ABC):
         >>> hasher(torch.ones(5, 4)).shape
         torch.Size([5, 2])
         """
-        require_count("tables", tables)
-        require_count("hashes", hashes)
-        if int(tables) * int(hashes) > _MOST:
-            raise InputError("tables times hashes", given=int(tables) * int(hashes), expected=f"at most {_MOST:,}")
-        if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
-            raise InputError("seed", given=repr(seed), expected="an integer of at least 0")
+        tables, hashes = require_count("tables", tables), require_count("hashes", hashes)
+        require_count("tables times hashes", tables * hashes, most=_MOST)
+        seed = require_count("seed", seed, least=0)
         # RandomState, unlike Generator, promises the same stream in every NumPy release.
-        bits = np.random.MT19937(np.random.SeedSequence(int(seed)))
+        bits = np.random.MT19937(np.random.SeedSequence(seed))
         random = np.random.RandomState(bits)
         drawn = self.draw(random, tables * hashes)
         parameters = tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in drawn)
-        return Hasher(self, int(tables), int(hashes), int(seed), parameters)
-
-
-def require_count(name: str, value: object) -> None:
-    """Raise unless `value` is an integer of at least 1."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise InputError(name, given=repr(value), expected="an integer of at least 1")
+        return Hasher(self, tables, hashes, seed, parameters)
 
 
 def tamed(rows: Tensor) -> Tensor:

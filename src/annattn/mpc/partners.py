@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from annattn.mpc.delivery import check_received, check_sent
-from annattn.mpc.mixing import mixed
 from annattn.mpc.model import Mail, Numbers, Protocol, Words, whole
 from annattn.mpc.order import order_within
 from annattn.mpc.parts.stages import slots
+from annattn.seeds import scramble
 
 __all__ = ["PartneredProtocol", "with_partners"]
 
@@ -98,7 +98,7 @@ class PartneredProtocol(Protocol):
     def _deal(self, round_: int, at: Numbers, dest: Numbers, words: Words, digit: int) -> Mail:
         order = np.lexsort([dest, at])
         at, words = at[order], words[order]
-        start = mixed(at.astype(np.uint64), self.seed * 1_000_003 + round_) % np.uint64(self.base)
+        start = scramble(at.astype(np.uint64), self.seed * 1_000_003 + round_) % np.uint64(self.base)
         to = (slots(at) + start.astype(np.int64)) % self.base
         return Mail(self._with_digit(at, digit, to), at, words)
 

@@ -1,7 +1,6 @@
 """Checkpoints: weights as safetensors, everything else as JSON beside them; written whole or not at all."""
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from annattn.errors import InputError
+from annattn.files import as_json, write_bytes, write_text
 from annattn.nn.mechanisms import read_attention, write_attention
 from annattn.nn.transformer import Transformer, TransformerConfig
 
@@ -23,9 +23,7 @@ __all__ = [
     "read_tensors",
     "save_model",
     "write_config",
-    "write_json",
     "write_tensors",
-    "write_text",
 ]
 
 FORMAT = 1
@@ -46,7 +44,7 @@ def save_model(model: Transformer, path: str | Path, *, notes: dict[str, Any] | 
     if not isinstance(model, Transformer):
         raise InputError("model", given=type(model).__name__, expected="a Transformer")
     try:
-        text = _json({"format": FORMAT, "model": write_config(model.config), "notes": notes or {}})
+        text = as_json({"format": FORMAT, "model": write_config(model.config), "notes": notes or {}})
     except (TypeError, ValueError, RecursionError) as wrong:
         raise InputError("notes", given=str(wrong), expected="what JSON can hold") from None
     described.parent.mkdir(parents=True, exist_ok=True)
@@ -145,11 +143,8 @@ def read_config(data: Any, where: str = "config") -> TransformerConfig:
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write safetensors under another name, then rename: a reader finds the old file or the new one."""
-    written = save({name: tensor.contiguous() for name, tensor in tensors.items()})
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(written)
-    os.replace(partial, path)
+    """Write safetensors, whole or not at all: a reader finds the old file or the new one."""
+    write_bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}), path)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -160,26 +155,3 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise InputError("weights", given=str(path), expected="a file that exists") from None
     except (SafetensorError, OSError, ValueError, KeyError) as wrong:
         raise InputError("weights", given=str(path), expected="a whole safetensors file", hint=str(wrong)) from None
-
-
-def write_json(data: Any, path: Path) -> None:
-    """Write JSON under another name, then rename.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_json({"a": 1}, Path(folder) / "x.json")
-    ...     json.loads((Path(folder) / "x.json").read_text())
-    {'a': 1}
-    """
-    write_text(_json(data), path)
-
-
-def write_text(text: str, path: Path) -> None:
-    """Write a file under another name, then rename."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    os.replace(partial, path)
-
-
-def _json(data: Any) -> str:
-    return json.dumps(data, indent=2, allow_nan=False) + "\n"

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,10 +25,11 @@ from annattn.attention import (
     softmax_attention,
 )
 from annattn.attention.position_coded import position_coded
+from annattn.checks import require_count
 from annattn.errors import InputError
 from annattn.kernels.slopes import GRADIENTS
 from annattn.lsh import CrossPolytope, Hasher, HashFamily, Hyperplane
-from annattn.lsh.family import require_count
+from annattn.seeds import check_seed, derive_seed
 
 __all__ = [
     "ANGULAR",
@@ -46,7 +46,6 @@ __all__ = [
     "SampledLatestConfig",
     "SoftmaxConfig",
     "angular",
-    "check_seed",
     "read_attention",
     "write_attention",
 ]
@@ -104,7 +103,7 @@ class SoftmaxConfig(AttentionConfig):
         softmax_attention(empty, empty, empty, beta=self.beta, dropout=self.dropout)
 
     def _attend(self, head_dim: int, layer: int, seed: int | None) -> Attend:
-        drawn = _drawn(0 if seed is None else seed, layer)
+        drawn = derive_seed(0 if seed is None else seed, layer)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:
             options: dict[str, Any] = {"beta": self.beta, "is_causal": is_causal, "key_mask": mask}
@@ -132,7 +131,7 @@ class _Hashed(AttentionConfig):
         check_seed(self.seed)
 
     def _hasher(self, head_dim: int, layer: int, seed: int | None) -> Hasher:
-        drawn = _drawn(self.seed if seed is None else seed, layer)
+        drawn = derive_seed(self.seed if seed is None else seed, layer)
         return angular(self.family, head_dim).sample(tables=self.tables, hashes=self.hashes, seed=drawn)
 
 
@@ -330,22 +329,6 @@ def angular(name: str, dim: int) -> HashFamily:
     if name not in ANGULAR:
         raise InputError("family", given=repr(name), expected=f"one of {', '.join(ANGULAR)}")
     return ANGULAR[name](dim)
-
-
-def check_seed(seed: object) -> int:
-    """A seed as an int, or an error: 0 to 2^63 - 1.
-
-    >>> check_seed(3)
-    3
-    """
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
-        raise InputError("seed", given=repr(seed), expected="an integer from 0 to 2^63 - 1")
-    return int(seed)
-
-
-def _drawn(seed: int, layer: int) -> int:
-    """A seed of its own for every layer."""
-    return int(np.random.SeedSequence([check_seed(seed), layer]).generate_state(1, np.uint32)[0])
 
 
 def _linear_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:

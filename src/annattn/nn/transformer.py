@@ -12,9 +12,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from annattn.attention.position_coded import LARGEST_POWER
+from annattn.checks import require_count
 from annattn.errors import InputError
-from annattn.lsh.family import require_count
-from annattn.nn.mechanisms import AttentionConfig, SoftmaxConfig, check_seed
+from annattn.nn.mechanisms import AttentionConfig, SoftmaxConfig
+from annattn.seeds import check_seed
 
 __all__ = ["Transformer", "TransformerConfig", "turned", "waves"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from annattn.errors import InputError
+from annattn.files import write_text
 from annattn.report.attention import pictures
 from annattn.report.machine import machine
 from annattn.report.models import errors
@@ -125,20 +126,16 @@ def writable(path: Path) -> None:
 
 
 def written(text: str, path: Path) -> Path:
-    """Write a file whole or not at all: under another name first, which an interruption removes.
+    """Write a file, and the folders it is to lie in, whole or not at all.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     written("a", Path(folder) / "new" / "x.txt").read_text()
     'a'
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        write_text(text, path)
     except OSError as wrong:
         raise InputError("output", given=str(path), expected="a file that can be written", hint=str(wrong)) from None
-    finally:
-        partial.unlink(missing_ok=True)
     return path

@@ -1,6 +1,5 @@
 """What every task is: parameters, a sampler, labels, and a brute force that checks them."""
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,10 +8,11 @@ from typing import final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from annattn.checks import LARGEST_COUNT, require_count
 from annattn.errors import InputError
 from annattn.tasks.splits import SPLITS, check_split, fill, generator, split_index
 
-__all__ = ["Batch", "Task", "at_least"]
+__all__ = ["Batch", "Task"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,23 +33,6 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.inputs)
-
-
-def at_least(name: str, value: object, low: int, hint: str) -> int:
-    """Give `value` as an int of at least `low` and below 2^31, or raise an error that names the parameter.
-
-    >>> at_least("n", 8, 1, "pass n=32")
-    8
-    """
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or number < low:
-        raise InputError(name, given=repr(value), expected=f"an integer of at least {low}", hint=hint)
-    if number >= 2**31:
-        raise InputError(name, given=repr(value), expected="an integer below 2^31", hint=hint)
-    return number
 
 
 class Task(ABC):
@@ -169,13 +152,13 @@ class Task(ABC):
     @final
     def _whole(self, name: str, low: int, hint: str) -> int:
         """Make a parameter of the task an int of at least `low`, or raise an error that names it."""
-        number = at_least(name, getattr(self, name), low, hint)
+        number = require_count(name, getattr(self, name), least=low, most=LARGEST_COUNT, hint=hint)
         object.__setattr__(self, name, number)
         return number
 
     @final
     def _inputs(self, batch: int, seed: int | tuple[int, ...], split: str) -> NDArray[np.int64]:
-        batch = at_least("batch", batch, 0, "pass batch=32")
+        batch = require_count("batch", batch, least=0, most=LARGEST_COUNT, hint="pass batch=32")
         rng = generator(seed, split)
         return fill(batch, lambda rows: self._draw(rows, rng), lambda x: self._in_split(x, split), f"split {split!r}")
 

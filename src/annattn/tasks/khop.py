@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from annattn.checks import LARGEST_COUNT, require_count
 from annattn.errors import InputError
-from annattn.tasks.base import Batch, Task, at_least
+from annattn.tasks.base import Batch, Task
 from annattn.tasks.splits import fingerprint
 
 __all__ = ["KHop"]
@@ -172,7 +173,7 @@ class KHop(Task):
         return fingerprint(x[:, 1:], ordered=True)
 
     def _hop_token(self, hops: int) -> int:
-        if at_least("hops", hops, 0, f"pass hops={self.hops}") > self.hops:
+        if require_count("hops", hops, least=0, most=LARGEST_COUNT, hint=f"pass hops={self.hops}") > self.hops:
             raise InputError("hops", given=hops, expected=f"at most {self.hops}", hint=f"make KHop(hops={hops})")
         return self.special["zero_hops"] + hops
 

@@ -8,7 +8,8 @@ from typing import final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from annattn.tasks.base import Batch, Task, at_least
+from annattn.checks import LARGEST_COUNT, require_count
+from annattn.tasks.base import Batch, Task
 from annattn.tasks.distinct import draw_distinct
 from annattn.tasks.splits import HELD_OUT_SHARE, fill, fingerprint, generator
 
@@ -103,10 +104,16 @@ class Match2(Task):
         >>> sorted(task.bin_of(batch.targets).tolist())
         [0, 0, 1, 1, 2, 2, 3, 3]
         """
-        sizes = self._shares(at_least("batch", batch, 0, "pass batch=32"))
+        sizes = self._shares(require_count("batch", batch, least=0, most=LARGEST_COUNT, hint="pass batch=32"))
         fresh = dict(sizes)
         if originals is not None:
-            originals = at_least("originals", originals, min(batch, len(sizes)), "take one for each bin or more")
+            originals = require_count(
+                "originals",
+                originals,
+                least=min(batch, len(sizes)),
+                most=LARGEST_COUNT,
+                hint="take one for each bin or more",
+            )
             fresh = {b: min(size, sizes[b]) for b, size in self._shares(originals).items()}
         rng = generator(seed, split)
         rows = []

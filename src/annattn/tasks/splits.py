@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from annattn.errors import InputError
+from annattn.seeds import splitmix64
 
 __all__ = ["HELD_OUT_SHARE", "SPLITS", "check_split", "fill", "fingerprint", "generator", "split_index"]
 
@@ -17,13 +18,6 @@ _SIXTEENTHS = np.repeat(np.arange(len(SPLITS)), list(SPLITS.values()))
 HELD_OUT_SHARE = 2 / 16
 # Tokens drawn at once: enough to make a NumPy call cheap, small enough to stay well inside memory.
 _CHUNK_TOKENS = 1 << 20
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Scramble 64-bit words one to one (the finaliser of SplitMix64)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def fingerprint(rows: NDArray[np.int64], *, ordered: bool) -> NDArray[np.uint64]:
@@ -38,11 +32,11 @@ def fingerprint(rows: NDArray[np.int64], *, ordered: bool) -> NDArray[np.uint64]
     False
     """
     # The step keeps the token 0 away from the fixed point of the scrambler.
-    words = _mix((rows.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
+    words = splitmix64((rows.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
     if ordered:
         # Odd factors are one to one modulo 2^64, and another one for every position makes the sum know the order.
-        words *= _mix(np.arange(1, rows.shape[1] + 1, dtype=np.uint64)) | np.uint64(1)
-    return _mix(words.sum(axis=1, dtype=np.uint64))
+        words *= splitmix64(np.arange(1, rows.shape[1] + 1, dtype=np.uint64)) | np.uint64(1)
+    return splitmix64(words.sum(axis=1, dtype=np.uint64))
 
 
 def split_index(fingerprints: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -5,9 +5,9 @@ from math import gcd
 import numpy as np
 
 from annattn.mpc import Limits, Mail, Protocol
-from annattn.mpc.mixing import mixed
 from annattn.mpc.model import Numbers, Words
 from annattn.mpc.parts.stages import slots
+from annattn.seeds import scramble
 
 __all__ = ["Exchange"]
 
@@ -35,7 +35,7 @@ class Exchange(Protocol):
         """Scramble and send."""
         total = np.zeros(self.n, np.uint64)
         np.add.at(total, mail.dest, mail.words[:, 0])
-        words = mixed(mail.words[:, 0] + np.uint64(3) * total[mail.dest], self.seed + 31 * round)
+        words = scramble(mail.words[:, 0] + np.uint64(3) * total[mail.dest], self.seed + 31 * round)
         place = slots(mail.dest)
         dest = np.empty_like(mail.dest)
         for h in range(int(place.max(initial=-1)) + 1):
@@ -44,7 +44,7 @@ class Exchange(Protocol):
         return Mail(dest, mail.dest, words >> np.uint64(32))
 
     def _receiver(self, round_: int, h: int, machine: Numbers) -> Numbers:
-        drawn: Words = mixed(np.arange(2, dtype=np.uint64), (self.seed * 1009 + round_) * 1009 + h) >> np.uint64(33)
+        drawn: Words = scramble(np.arange(2, dtype=np.uint64), (self.seed * 1009 + round_) * 1009 + h) >> np.uint64(33)
         factor, shift = (int(number) % self.n for number in drawn)
         while gcd(factor, self.n) != 1:
             factor += 1

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from annattn.errors import AnnattnError, InputError
-from annattn.mpc.mixing import mixed
 from annattn.mpc.model import Limits, Mail, Words, spread, whole
 from annattn.mpc.order import order_within
 from annattn.mpc.parts.match import Match
@@ -14,6 +13,7 @@ from annattn.mpc.parts.runs import Heads
 from annattn.mpc.parts.stages import Stage, slots
 from annattn.mpc.protocols.problem import Problem
 from annattn.mpc.protocols.sums import tree_depth
+from annattn.seeds import scramble
 
 __all__ = ["Connectivity"]
 
@@ -111,7 +111,7 @@ class Connectivity(Problem):
 
     def _heads_up(self, phase: int, label: Words) -> np.ndarray:
         """A coin for each label, the same whoever tosses it."""
-        return mixed(label, self.seed * 1_000_003 + phase) & np.uint64(1) == 1
+        return scramble(label, self.seed * 1_000_003 + phase) & np.uint64(1) == 1
 
     def _relabel(self, mail: Mail, carried: Words) -> Mail:
         head, other = self.heads.known(mail, carried).T

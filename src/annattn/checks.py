@@ -1,0 +1,77 @@
+"""Checks of arguments: each returns the value in the form the library works with, or raises InputError."""
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from annattn.errors import InputError
+
+__all__ = ["LARGEST_COUNT", "require_choice", "require_count", "require_flag", "require_number"]
+
+LARGEST_COUNT = 2**31 - 1
+"""The largest size of anything that is made: products of two fit 64 bits."""
+
+
+def require_count(name: str, value: Any, *, least: int = 1, most: int | None = None, hint: str = "") -> int:
+    """An integer of at least `least`, as a Python int: a NumPy one would wrap around in a product.
+
+    >>> require_count("tables", 8)
+    8
+    >>> require_count("tables", 2.5)
+    Traceback (most recent call last):
+    annattn.errors.InputError: tables: got 2.5, expected an integer of at least 1
+    """
+    try:
+        # Whatever counts as an integer, but not a bool, and not a tensor or array with axes.
+        found = None if isinstance(value, bool) or getattr(value, "shape", ()) else operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or found < least:
+        raise InputError(name, given=repr(value), expected=f"an integer of at least {least}", hint=hint)
+    if most is not None and found > most:
+        raise InputError(name, given=repr(value), expected=f"at most {most:,}", hint=hint)
+    return found
+
+
+def require_flag(name: str, value: Any) -> bool:
+    """True or False, and nothing that merely counts as one of them.
+
+    >>> require_flag("is_causal", -1)
+    Traceback (most recent call last):
+    annattn.errors.InputError: is_causal: got -1, expected True or False
+    """
+    if not isinstance(value, bool):
+        raise InputError(name, given=repr(value), expected="True or False")
+    return value
+
+
+def require_choice(name: str, value: Any, choices: Iterable[str], *, hint: str = "") -> str:
+    """One of several words.
+
+    >>> require_choice("empty", "none", ("zero", "nan"))
+    Traceback (most recent call last):
+    annattn.errors.InputError: empty: got 'none', expected one of "zero", "nan"
+    """
+    listed = tuple(choices)
+    if not isinstance(value, str) or value not in listed:
+        expected = "one of " + ", ".join(f'"{choice}"' for choice in listed)
+        raise InputError(name, given=repr(value), expected=expected, hint=hint)
+    return value
+
+
+def require_number(name: str, value: Any, expected: str, *, low: float = -math.inf, high: float = math.inf) -> float:
+    """A finite number from `low` to `high`, as a float; `expected` says in words what is allowed.
+
+    >>> require_number("noise", 0.5, "a number from 0 to 1", low=0, high=1)
+    0.5
+    """
+    if isinstance(value, bool | str | bytes) or getattr(value, "shape", ()):
+        raise InputError(name, given=repr(value), expected=expected)
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not (math.isfinite(found) and low <= found <= high):
+        raise InputError(name, given=repr(value), expected=expected)
+    return found
