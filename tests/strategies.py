@@ -1,13 +1,15 @@
 """Hypothesis strategies for hashers and attention inputs, and the brute force they are compared with."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from annattn.attention import reference
+from annattn.attention import MECHANISMS, AttentionConfig, reference
 from annattn.lsh import FAMILIES, CrossPolytope, Hasher, HashFamily
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -80,3 +82,9 @@ def assert_matches(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None
     assert actual.dtype == dtype
     tolerance = 2 * torch.finfo(dtype).eps
     torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def mechanisms(wanted: Callable[[type[AttentionConfig]], bool]) -> pytest.MarkDecorator:
+    """The listed mechanisms that have something, to be tested for it."""
+    chosen = {name: mechanism for name, mechanism in MECHANISMS.items() if wanted(mechanism.config)}
+    return pytest.mark.parametrize("mechanism", chosen.values(), ids=chosen)

@@ -21,9 +21,9 @@ import pytest
 
 from annattn.attention import MECHANISMS
 from annattn.cli.app import make_app
+from annattn.kernels import BACKENDS
 from annattn.lsh import FAMILIES
 from annattn.mpc.protocols import PROTOCOLS
-from annattn.nn import ATTENTIONS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -66,7 +66,7 @@ def same(shown: str, printed: str) -> bool:
 @pytest.fixture
 def registries():
     """Pages show how to add to the library's dicts; what they add goes away again."""
-    every: list[dict[str, Any]] = [FAMILIES, MECHANISMS, ATTENTIONS, PROTOCOLS]
+    every: list[dict[str, Any]] = [BACKENDS, FAMILIES, MECHANISMS, PROTOCOLS]
     kept = [(registry, dict(registry)) for registry in every]
     yield
     for registry, before in kept:

@@ -30,7 +30,8 @@ def require_count(name: str, value: Any, *, least: int = 1, most: int | None = N
     if found is None or found < least:
         raise InputError(name, given=repr(value), expected=f"an integer of at least {least}", hint=hint)
     if most is not None and found > most:
-        raise InputError(name, given=repr(value), expected=f"at most {most:,}", hint=hint)
+        expected = "an integer below 2^31" if most == LARGEST_COUNT else f"at most {most:,}"
+        raise InputError(name, given=repr(value), expected=expected, hint=hint)
     return found
 
 

@@ -36,9 +36,9 @@ def derive_seed(seed: int, *path: int) -> int:
 def splitmix64(x: Any) -> Any:
     """The finaliser of splitmix64: a bijection of 64-bit words whose low bits depend on all bits.
 
-    Takes a NumPy uint64 or an array of them; kernels compile this very function.
+    Takes an array of uint64; kernels compile this very function.
 
-    >>> hex(splitmix64(np.uint64(0x9E3779B97F4A7C15)))  # its first number after seed 0
+    >>> hex(splitmix64(np.array([0x9E3779B97F4A7C15], np.uint64))[0])  # its first number after seed 0
     '0xe220a8397b1dcdaf'
     """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

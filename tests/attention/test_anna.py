@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 import annattn as aa
 from annattn.attention import reference
+from annattn.attention.anna import anna_weights
 from annattn.lsh import Hyperplane
 from tests.strategies import assert_matches, attention_inputs, brute_force, hashers
 
@@ -16,7 +17,7 @@ DIM = 3
 def test_both_algorithms_equal_the_sum_over_pairs(data):
     inputs = data.draw(attention_inputs(DIM))
     hasher = data.draw(hashers(DIM))
-    expected = brute_force(reference.anna_weights, inputs, hasher=hasher)
+    expected = brute_force(anna_weights, inputs, hasher=hasher)
     for algorithm in ("tables", "linear_memory", "auto"):
         out = aa.anna_attention(inputs.query, inputs.key, inputs.value, hasher, algorithm=algorithm, **inputs.masks)
         assert_matches(out, expected, inputs.value.dtype)
@@ -28,14 +29,14 @@ def test_the_papers_two_algorithms_word_for_word_equal_the_sum_over_pairs(data):
     hasher = data.draw(hashers(DIM))
     query, key, value = inputs.query[0, 0], inputs.key[0, 0], inputs.value[0, 0]
     seen = reference.visible(len(query), len(key))
-    expected = reference.attend(reference.anna_weights(query, key, seen, hasher=hasher), value)
+    expected = reference.attend(anna_weights(query, key, seen, hasher=hasher), value)
     torch.testing.assert_close(reference.algorithm_1(query, key, value, hasher), expected)
     torch.testing.assert_close(reference.linear_memory(query, key, value, hasher), expected)
 
 
 def pairwise(query, key, value, hasher, *, is_causal, key_mask):
     """The same sum over pairs by matrices, for lengths beyond the reach of the reference's loops."""
-    codes_q, codes_k = hasher.together(query, key)
+    codes_q, codes_k = hasher.joint_codes(query, key)
     counts = (codes_q[..., :, None, :] == codes_k[..., None, :, :]).sum(-1).double()
     if is_causal:
         counts = counts.tril(key.shape[2] - query.shape[2])

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import annattn as aa
-from annattn.attention.reference import exact_match_weights, visible
+from annattn.attention.exact_match import exact_match_weights
+from annattn.attention.reference import visible
 from annattn.errors import InputError
 
 

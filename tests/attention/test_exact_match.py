@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import annattn as aa
-from annattn.attention import reference
+from annattn.attention.exact_match import exact_match_weights
 from annattn.lsh import Identity
 from tests.strategies import Inputs, assert_matches, brute_force
 
@@ -18,7 +18,7 @@ def test_rows_of_any_dtype_match_exactly_when_equal(dtype, data):
     mask = torch.rand(2, 7, generator=generator) < 0.7
     inputs = Inputs(query, key, value, data.draw(st.booleans()), mask)
     out = aa.exact_match_attention(query, key, value, **inputs.masks)
-    assert_matches(out, brute_force(reference.exact_match_weights, inputs), torch.float32)
+    assert_matches(out, brute_force(exact_match_weights, inputs), torch.float32)
 
 
 def test_it_is_anna_with_one_table_of_identity_hashes():

@@ -5,20 +5,33 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annattn.attention import MECHANISMS, Mechanism
-from tests.strategies import Inputs, attention_inputs, brute_force
+from annattn.attention import Mechanism
+from tests.strategies import Inputs, attention_inputs, brute_force, mechanisms
 
 DIM = 3
-EVERY = pytest.mark.parametrize("mechanism", MECHANISMS.values(), ids=MECHANISMS)
+EVERY = mechanisms(lambda config: True)
+
+
+WITH_MASKS = mechanisms(lambda config: config.takes_mask)
+WITH_ORDER = mechanisms(lambda config: config.causal != "never")
 
 
 def call(mechanism: Mechanism, inputs: Inputs) -> torch.Tensor:
-    masks = {"key_mask": inputs.key_mask} if mechanism.always_causal else inputs.masks
-    return mechanism.attend(inputs.query, inputs.key, inputs.value, **masks, **mechanism.options(DIM))
+    inputs, config, options = fitted(mechanism, inputs), mechanism.config, mechanism.options(DIM)
+    if config.takes_mask:
+        options["key_mask"] = inputs.key_mask
+    if config.causal == "optional":
+        options["is_causal"] = inputs.is_causal
+    rows = (inputs.query,) if config.shared_query_key else (inputs.query, inputs.key)
+    return mechanism.attend(*rows, inputs.value, **options)
 
 
-def as_causal(mechanism: Mechanism, inputs: Inputs) -> Inputs:
-    return Inputs(inputs.query, inputs.key, inputs.value, True, inputs.key_mask) if mechanism.always_causal else inputs
+def fitted(mechanism: Mechanism, inputs: Inputs) -> Inputs:
+    """These inputs as far as the mechanism takes them."""
+    config = mechanism.config
+    query = inputs.key if config.shared_query_key else inputs.query
+    is_causal = inputs.is_causal if config.causal == "optional" else config.causal == "always"
+    return Inputs(query, inputs.key, inputs.value, is_causal, inputs.key_mask if config.takes_mask else None)
 
 
 def random_inputs(queries=6, keys=6, *, is_causal=True, key_mask=None, seed=0, heads=2) -> Inputs:
@@ -36,7 +49,7 @@ def random_inputs(queries=6, keys=6, *, is_causal=True, key_mask=None, seed=0, h
 @given(data=st.data())
 def test_equals_the_reference(mechanism: Mechanism, data):
     # Float64 alone: where weights are not counts, sums are not exact, and the reference works in float64.
-    inputs = as_causal(mechanism, data.draw(attention_inputs(DIM, dtypes=(torch.float64,))))
+    inputs = fitted(mechanism, data.draw(attention_inputs(DIM, dtypes=(torch.float64,))))
     expected = brute_force(mechanism.weights, inputs, **mechanism.options(DIM))
     tolerance = 1e-6 if mechanism.by_angle else 1e-11
     torch.testing.assert_close(call(mechanism, inputs), expected, rtol=tolerance, atol=tolerance)
@@ -45,8 +58,8 @@ def test_equals_the_reference(mechanism: Mechanism, data):
 @EVERY
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_other_dtypes_equal_the_reference_up_to_their_rounding(mechanism: Mechanism, dtype):
-    exact = as_causal(mechanism, random_inputs(9, 9))
-    inputs = Inputs(exact.query.to(dtype), exact.key.to(dtype), exact.value.to(dtype), True, None)
+    exact = random_inputs(9, 9)
+    inputs = fitted(mechanism, Inputs(exact.query.to(dtype), exact.key.to(dtype), exact.value.to(dtype), True, None))
     out = call(mechanism, inputs)
     assert out.dtype == dtype
     expected = brute_force(mechanism.weights, inputs, **mechanism.options(DIM))
@@ -56,7 +69,7 @@ def test_other_dtypes_equal_the_reference_up_to_their_rounding(mechanism: Mechan
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance * scale)
 
 
-@EVERY
+@WITH_MASKS
 @pytest.mark.parametrize("spoil", [torch.nan, torch.inf, 1e30])
 def test_a_masked_key_changes_nothing(mechanism: Mechanism, spoil):
     mask = torch.tensor([[True, False, True, True, False, True], [False, True, True, True, True, False]])
@@ -68,14 +81,14 @@ def test_a_masked_key_changes_nothing(mechanism: Mechanism, spoil):
     assert before.isfinite().all()
 
 
-@EVERY
+@WITH_MASKS
 def test_an_all_true_mask_is_no_mask(mechanism: Mechanism):
     inputs = random_inputs()
     masked = Inputs(inputs.query, inputs.key, inputs.value, True, torch.ones(2, 6, dtype=torch.bool))
     torch.testing.assert_close(call(mechanism, masked), call(mechanism, inputs), rtol=1e-12, atol=1e-12)
 
 
-@EVERY
+@WITH_ORDER
 @pytest.mark.parametrize(("queries", "keys"), [(6, 6), (4, 6), (6, 4), (140, 140)])
 def test_causal_output_ignores_the_future(mechanism: Mechanism, queries, keys):
     inputs = random_inputs(queries, keys)
@@ -89,7 +102,7 @@ def test_causal_output_ignores_the_future(mechanism: Mechanism, queries, keys):
         torch.testing.assert_close(after[:, :, :unseen], before[:, :, :unseen], rtol=1e-13, atol=1e-13)
 
 
-@EVERY
+@WITH_MASKS
 def test_no_visible_key_gives_zeros(mechanism: Mechanism):
     for inputs in (
         random_inputs(3, 0),
@@ -108,14 +121,14 @@ def test_no_visible_key_gives_zeros(mechanism: Mechanism):
 def test_degenerate_shapes_are_fine(mechanism: Mechanism, queries, keys, width):
     inputs = random_inputs(queries, keys)
     inputs = Inputs(inputs.query, inputs.key, inputs.value[..., :width], True, None)
-    assert call(mechanism, inputs).shape == (2, 4, queries, width)
+    assert call(mechanism, inputs).shape == (*fitted(mechanism, inputs).query.shape[:3], width)
 
 
 @EVERY
 def test_an_empty_batch_is_fine(mechanism: Mechanism):
     inputs = random_inputs()
     empty = Inputs(inputs.query[:0], inputs.key[:0], inputs.value[:0], True, None)
-    assert call(mechanism, empty).shape == (0, 4, 6, 2)
+    assert call(mechanism, empty).shape == (0, *fitted(mechanism, empty).query.shape[1:3], 2)
 
 
 @EVERY
@@ -141,11 +154,12 @@ def test_gradients_of_values_are_exact(mechanism: Mechanism):
 @EVERY
 def test_compiles_into_one_graph(mechanism: Mechanism):
     options = mechanism.options(DIM)
-    if not mechanism.always_causal:
+    if mechanism.config.causal == "optional":
         options["is_causal"] = True
 
     def attend(query, key, value):
-        return mechanism.attend(query, key, value, **options)
+        rows = (key,) if mechanism.config.shared_query_key else (query, key)
+        return mechanism.attend(*rows, value, **options)
 
     inputs = random_inputs(9, 9)
     torch.compiler.reset()  # the mechanisms share one `attend`, and its compilations are counted

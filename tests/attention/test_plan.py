@@ -38,7 +38,7 @@ def test_the_failure_rate_over_200_draws_is_within_the_bound(family, radius, app
     for seed in range(draws):
         query, key = clustered(family, n, radius, radius * approximation, seed)
         hasher = family.sample(tables=found.tables, hashes=found.hashes, seed=seed)
-        codes_q, codes_k = hasher.together(query, key)
+        codes_q, codes_k = hasher.joint_codes(query, key)
         counts = sum((codes_q[:, None, u] == codes_k[None, :, u]).double() for u in range(found.tables))
         assert isinstance(counts, torch.Tensor)
         weights = counts / counts.sum(1, keepdim=True).clamp(min=1)
@@ -71,7 +71,7 @@ def test_a_plan_with_the_bound_ignored_does_fail():
     # The planner test above could not fail if this did not.
     family = Hyperplane(16)
     query, key = clustered(family, 256, 0.1, 1.0, seed=0)
-    codes_q, codes_k = family.sample(tables=4, hashes=8, seed=0).together(query, key)
+    codes_q, codes_k = family.sample(tables=4, hashes=8, seed=0).joint_codes(query, key)
     counts = (codes_q[:, None] == codes_k[None]).sum(-1).double()
     weights = counts / counts.sum(1, keepdim=True).clamp(min=1)
     report = aa.check_anna(weights, query, key, radius=0.1, approximation=10.0, tables=4)

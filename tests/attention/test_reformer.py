@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 import annattn as aa
 from annattn.attention import reference
+from annattn.attention.reformer import reformer_weights
 from annattn.errors import InputError
 from annattn.lsh import Hyperplane
 
@@ -18,13 +19,14 @@ def test_equals_the_definition(n, chunk, hashes, seed):
     out = aa.reformer_attention(rows, value, chunk=chunk, hasher=hasher)
     for b in range(2):
         for h in range(2):
-            weights = reference.reformer_weights(rows[b, h], chunk=chunk, hasher=hasher)
+            weights = reformer_weights(rows[b, h], rows[b, h], torch.ones(n, n), chunk=chunk, hasher=hasher)
             torch.testing.assert_close(out[b, h], reference.attend(weights, value[b, h]))
 
 
 def test_every_row_attends_to_its_chunk_alone():
     hasher = Hyperplane(3).sample(tables=1, hashes=3, seed=0)
-    weights = reference.reformer_weights(torch.randn(10, 3), chunk=4, hasher=hasher)
+    rows = torch.randn(10, 3)
+    weights = reformer_weights(rows, rows, torch.ones(10, 10), chunk=4, hasher=hasher)
     sizes = (weights > 0).sum(1)
     assert sorted(sizes.tolist()) == [2] * 2 + [4] * 8
     assert bool(((weights > 0) == (weights.T > 0)).all())

@@ -135,7 +135,7 @@ def test_planned_hash_functions_tell_all_names_apart(machines):
     everyone = names(list(range(machines + 2)))
     assert len(torch.unique(everyone, dim=0)) == machines + 2
     for failure in (0.01, 0.9999):
-        (codes,) = separating_hasher(names, failure=failure).together(everyone)
+        (codes,) = separating_hasher(names, failure=failure).joint_codes(everyone)
         for table in codes.unbind(-1):
             assert len(set(table.tolist())) == machines + 2
 

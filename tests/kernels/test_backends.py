@@ -1,23 +1,20 @@
 """Every backend gives what the torch backend gives, and that one what a loop over pairs gives."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import annattn as aa
 from annattn.errors import BackendError, InputError
-from annattn.kernels import (
-    BACKENDS,
-    IGNORED,
-    average,
-    collect,
-    dispatch,
-    equal_rows,
-    latest,
-    numba_backend,
-    use_backend,
-)
-from annattn.lsh import NO_BUCKET
+from annattn.kernels import BACKENDS, Call, bucket_mean, bucket_sum, choose, dispatch, equal_rows, newest, use_backend
+from annattn.kernels.numba import sums as numba_sums
+from annattn.kernels.numba.backend import NumbaBackend
+from annattn.kernels.torch.backend import TorchBackend
+from annattn.lsh import IGNORED, NO_BUCKET, Euclidean, Hyperplane
 
 EVERY = pytest.mark.parametrize("backend", BACKENDS)
 
@@ -72,11 +69,11 @@ def sums_over_pairs(targets, sources, value, order):
 @EVERY
 @settings(max_examples=300)
 @given(given_codes=codes(), order=st.sampled_from([-1, 0, 1]), one_table=st.booleans())
-def test_collect_is_the_sum_over_pairs(backend, given_codes, order, one_table):
+def test_bucket_sum_is_the_sum_over_pairs(backend, given_codes, order, one_table):
     targets, sources, value, buckets = given_codes
     total, count, _ = sums_over_pairs(targets, sources, value, order)
     with use_backend(backend):
-        got_total, got_count = collect(targets, sources, value, order, buckets, one_table)
+        got_total, got_count = bucket_sum(targets, sources, value, order, buckets, one_table)
     assert torch.equal(got_total, total)
     assert torch.equal(got_count, count)
 
@@ -84,7 +81,7 @@ def test_collect_is_the_sum_over_pairs(backend, given_codes, order, one_table):
 @EVERY
 @settings(max_examples=300)
 @given(given_codes=codes(), order=st.sampled_from([0, 1]), one_table=st.booleans())
-def test_average_divides_by_the_count_and_spoils_what_may_have_met_an_unknown_row(
+def test_bucket_mean_divides_by_the_count_and_is_nan_for_who_may_have_met_an_unknown_row(
     backend, given_codes, order, one_table
 ):
     targets, sources, value, buckets = given_codes
@@ -97,14 +94,14 @@ def test_average_divides_by_the_count_and_spoils_what_may_have_met_an_unknown_ro
     total, count, lost = sums_over_pairs(targets, sources, value, order)
     expected = (total / count[..., None].clamp(min=1)).masked_fill(lost[..., None], torch.nan)
     with use_backend(backend):
-        mean, got_count = average(targets, sources, value, order, buckets, one_table)
+        mean, got_count = bucket_mean(targets, sources, value, order, buckets, one_table)
     torch.testing.assert_close(mean, expected, rtol=2e-7, atol=0, equal_nan=True)
     assert torch.equal(got_count, count)
 
 
 @EVERY
 @given(given_codes=codes())
-def test_latest_is_the_newest_of_the_bucket(backend, given_codes):
+def test_newest_is_the_newest_of_the_bucket(backend, given_codes):
     targets, sources, _, buckets = given_codes
     sources = sources[:, :1]
     expected = torch.full_like(targets, -1)
@@ -112,7 +109,7 @@ def test_latest_is_the_newest_of_the_bucket(backend, given_codes):
         same = (targets[:, :, i] == sources[:, :, j]) & (targets[:, :, i] >= 0)
         expected[:, :, i] = torch.where(same, j, expected[:, :, i])
     with use_backend(backend):
-        assert torch.equal(latest(targets, sources, buckets), expected)
+        assert torch.equal(newest(targets, sources, buckets), expected)
 
 
 def random_codes(buckets: int, n: int, m: int, tables: int = 3, seed: int = 0):
@@ -129,19 +126,19 @@ def random_codes(buckets: int, n: int, m: int, tables: int = 3, seed: int = 0):
 @pytest.mark.parametrize("order", [-1, 0, 1])
 def test_long_inputs_equal_the_torch_backend(monkeypatch, backend, n, m, buckets, order):
     # Sums of these integers are exact, so that many blocks and one block must agree to the bit.
-    monkeypatch.setattr(numba_backend, "_BLOCK", 4096)
+    monkeypatch.setattr(numba_sums, "_BLOCK", 4096)
     targets, sources, value = random_codes(buckets, n, m)
     hint = buckets if buckets < 2**40 else 0
     with use_backend("torch"):
-        expected = collect(targets, sources, value, order, hint, False)
+        expected = bucket_sum(targets, sources, value, order, hint, False)
     with use_backend(backend):
         for one_table in (False, True):
-            got = collect(targets, sources, value, order, hint, one_table)
+            got = bucket_sum(targets, sources, value, order, hint, one_table)
             assert torch.equal(got[0], expected[0])
             assert torch.equal(got[1], expected[1])
-        newest = latest(targets, sources, hint)
+        found = newest(targets, sources, hint)
     with use_backend("torch"):
-        assert torch.equal(newest, latest(targets, sources, hint))
+        assert torch.equal(found, newest(targets, sources, hint))
 
 
 @EVERY
@@ -151,7 +148,7 @@ def test_sums_in_float32_do_not_drift_in_one_huge_bucket(backend):
     value = torch.full((1, 1, n, 1), 0.1)
     with use_backend(backend):
         for order in (0, 1):
-            mean, _ = average(codes, codes, value, order, 1, False)
+            mean, _ = bucket_mean(codes, codes, value, order, 1, False)
             assert mean[0, 0, -1, 0].item() == pytest.approx(0.1, rel=5e-5)
 
 
@@ -165,7 +162,7 @@ def test_results_do_not_depend_on_the_number_of_threads(backend, order):
         with use_backend(backend):
             for count in (1, 2, 5):
                 torch.set_num_threads(count)
-                results.append(collect(targets, sources, value, order, 16, False)[0])
+                results.append(bucket_sum(targets, sources, value, order, 16, False)[0])
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(results[0], results[1])
@@ -173,16 +170,16 @@ def test_results_do_not_depend_on_the_number_of_threads(backend, order):
 
 
 @pytest.mark.parametrize("order", [-1, 0, 1])
-@pytest.mark.parametrize("block", [2048, numba_backend._BLOCK])
+@pytest.mark.parametrize("block", [2048, numba_sums._BLOCK])
 def test_one_head_on_many_threads_is_the_same_to_the_bit(monkeypatch, order, block):
-    monkeypatch.setattr(numba_backend, "_BLOCK", block)
+    monkeypatch.setattr(numba_sums, "_BLOCK", block)
     targets, sources, _ = random_codes(16, 9_000, 9_000)
     value = torch.randn(1, 1, 9_000, 43, generator=torch.Generator().manual_seed(0))
     threads, results = torch.get_num_threads(), []
     try:
         for count in (1, 2, 7):  # all rows and columns, halves of the tables, and columns as well
             torch.set_num_threads(count)
-            results.append(numba_backend.average(targets[:, :1], sources[:, :1], value, order, 16, False))
+            results.append(NumbaBackend().bucket_mean(targets[:, :1], sources[:, :1], value, order, 16, False))
     finally:
         torch.set_num_threads(threads)
     for mean, count in results[1:]:
@@ -210,10 +207,10 @@ def test_the_ops_pass_torchs_own_checks(backend):
     value = torch.randn(2, 1, 6, 4, generator=generator, dtype=torch.float64, requires_grad=True)
     with use_backend(backend):
         for order in (-1, 0, 1):
-            torch.library.opcheck(collect, (targets, sources, value, order, 4, False))
+            torch.library.opcheck(bucket_sum, (targets, sources, value, order, 4, False))
         for order in (0, 1):
-            torch.library.opcheck(average, (targets, sources, value, order, 4, False))
-        torch.library.opcheck(latest, (targets, sources, 4))
+            torch.library.opcheck(bucket_mean, (targets, sources, value, order, 4, False))
+        torch.library.opcheck(newest, (targets, sources, 4))
         torch.library.opcheck(equal_rows, (value.detach(), value.detach()))
 
 
@@ -222,10 +219,69 @@ def test_an_unknown_backend_is_refused():
         pass
 
 
+class _Tired(TorchBackend):
+    def __init__(self, name):
+        self.name = name
+
+    def unsupported_reasons(self, call):
+        return [f"{self.name} is tired"]
+
+
 def test_when_none_can_run_every_reason_is_told(monkeypatch):
-    for name, backend in BACKENDS.items():
-        monkeypatch.setattr(backend, "unsupported_reasons", lambda value, name=name: [f"{name} is tired"])
+    for name in BACKENDS:
+        monkeypatch.setitem(dispatch._loaded, name, _Tired(name))
     with pytest.raises(BackendError) as raised:
-        dispatch.choose(torch.zeros(1))
+        choose(Call("hash", torch.device("cpu"), torch.float32, (1, 1, 1), (1, 1, 1), 1, 1))
     for name in BACKENDS:
         assert f"{name}: {name} is tired" in str(raised.value)
+
+
+HYPERPLANES = Hyperplane(4).sample(tables=2, hashes=3)
+ROWS = tuple(torch.randn(3, 1, 1, 5, 4))
+
+
+def attend(hasher):
+    query, key, value = ROWS
+    aa.anna_attention(query, key, value, hasher)
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda: attend(Euclidean(4).sample(tables=2, hashes=3)), "Euclidean.* is not compiled"),
+        (lambda: attend(Hyperplane(4).sample(tables=2, hashes=64)), "do not fit one code"),
+        (lambda: exact_gradient(aa.anna_attention), "only constant weights are compiled"),
+        (lambda: exact_gradient(aa.latest_match_attention), "only constant weights are compiled"),
+    ],
+)
+def test_a_backend_asked_for_by_name_says_what_it_cannot_do(call, reason):
+    call()  # another backend can
+    with use_backend("numba"), pytest.raises(BackendError, match=reason):
+        call()
+
+
+def exact_gradient(attend):
+    query = ROWS[0].clone().requires_grad_()
+    attend(query, ROWS[1], ROWS[2], HYPERPLANES, gradient="exact").sum().backward()
+
+
+def test_a_backend_is_imported_when_it_is_first_considered():
+    script = """
+import sys, torch, annattn as aa
+from annattn.kernels import use_backend
+x = torch.randn(1, 1, 5, 4)
+with use_backend("torch"):
+    aa.anna_attention(x, x, x, aa.lsh.Hyperplane(4).sample(tables=2, hashes=3))
+assert "numba" not in sys.modules
+aa.anna_attention(x, x, x, aa.lsh.Hyperplane(4).sample(tables=2, hashes=3))
+assert "numba" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_backend_that_cannot_be_imported_is_passed_over_and_named(monkeypatch):
+    monkeypatch.setitem(BACKENDS, "absent", "annattn.kernels.absent:Backend")
+    call = Call("hash", torch.device("cpu"), torch.float32, (1, 1, 1), (1, 1, 1), 1, 1, family=Hyperplane(1), buckets=2)
+    choose(call)
+    with use_backend("absent"), pytest.raises(BackendError, match="absent: cannot be imported"):
+        choose(call)

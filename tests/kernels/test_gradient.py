@@ -3,15 +3,17 @@
 import pytest
 import torch
 
-from annattn.kernels import IGNORED, attend, memory, numba_backend, torch_backend
-from annattn.kernels import gradient as routes
-from annattn.kernels.gradient import Slope
-from annattn.kernels.numba_gradient import _cuts
-from annattn.kernels.ops import _attend, _attend_gradient
-from annattn.kernels.slopes import write_slope
-from annattn.lsh import NO_BUCKET, Hyperplane
+from annattn.kernels import GradientInputs, Order, bucket_attention
+from annattn.kernels.interface import Slope
+from annattn.kernels.numba import memory
+from annattn.kernels.numba.backend import NumbaBackend
+from annattn.kernels.numba.gradient import _cuts
+from annattn.kernels.ops import _bucket_attention, _bucket_attention_gradient
+from annattn.kernels.torch import gradient as routes
+from annattn.kernels.torch.backend import TorchBackend
+from annattn.lsh import IGNORED, NO_BUCKET, Hyperplane
 
-SLOPE = write_slope(Hyperplane(4).sample(tables=3, hashes=2), "linear", needed=True)
+HASHER = Hyperplane(4).sample(tables=3, hashes=2)
 
 
 def case(n, m, *, buckets, dim=5, width=3, share=1, tables=2, spread=1):
@@ -30,14 +32,17 @@ def case(n, m, *, buckets, dim=5, width=3, share=1, tables=2, spread=1):
 
 
 def gradients(backend, inputs, *, is_causal, hint):
-    _, _, value, query_codes, key_codes, _ = inputs
-    out, count = torch_backend.average(query_codes, key_codes, value, int(is_causal), hint, False)
-    return backend.query_key_gradient(*inputs, out, count, is_causal, hint, Slope(constant=1.5))
+    query, key, value, query_codes, key_codes, grad = inputs
+    order = Order.CAUSAL if is_causal else Order.ALL
+    out, count = TorchBackend().bucket_mean(query_codes, key_codes, value, order, hint, False)
+    return backend.query_key_gradient(
+        GradientInputs(query, key, value, grad, out, count, Slope(1.5), order, query_codes, key_codes, hint)
+    )
 
 
 def over_all_pairs(monkeypatch, inputs, *, is_causal, hint):
     monkeypatch.setattr(routes, "_ALL_PAIRS", 10**9)
-    return gradients(torch_backend, inputs, is_causal=is_causal, hint=hint)
+    return gradients(TorchBackend(), inputs, is_causal=is_causal, hint=hint)
 
 
 SHAPES = {
@@ -66,7 +71,7 @@ def test_compiled_sums_equal_those_over_all_pairs(monkeypatch, shape, is_causal,
     hint = shape["buckets"] if "spread" not in shape else 0
     wanted = over_all_pairs(monkeypatch, inputs, is_causal=is_causal, hint=hint)
     narrowed = [x.to(dtype) if x.is_floating_point() else x for x in inputs]
-    got = gradients(numba_backend, narrowed, is_causal=is_causal, hint=hint)
+    got = gradients(NumbaBackend(), narrowed, is_causal=is_causal, hint=hint)
     tolerance = 1e-11 if dtype == torch.float64 else 2e-5
     for a, b in zip(got, wanted, strict=True):
         assert a.dtype == dtype
@@ -84,7 +89,7 @@ def test_it_is_the_same_to_the_bit_for_any_number_of_threads_and_any_memory(monk
     threads, results = torch.get_num_threads(), []
 
     def run():
-        return [x for given in cases for x in gradients(numba_backend, given, is_causal=is_causal, hint=40)]
+        return [x for given in cases for x in gradients(NumbaBackend(), given, is_causal=is_causal, hint=40)]
 
     try:
         for count in (1, 2, 5):
@@ -120,7 +125,7 @@ def test_inputs_of_any_layout(monkeypatch, is_causal):
     strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs]
     wide = [torch.cat([x, x], -1)[..., : x.shape[-1]] for x in inputs]
     for given in (strided, wide):
-        for a, b in zip(gradients(numba_backend, given, is_causal=is_causal, hint=3), wanted, strict=True):
+        for a, b in zip(gradients(NumbaBackend(), given, is_causal=is_causal, hint=3), wanted, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
@@ -129,11 +134,12 @@ def test_attend_and_its_gradient_pass_torchs_own_checks(order):
     query, key, value, query_codes, key_codes, grad = case(6, 7, buckets=2, dim=4)
     key_codes[1, 0, 0] = IGNORED  # not NO_BUCKET: NaN would equal nothing
     leaves = query.requires_grad_(), key.requires_grad_(), value.requires_grad_()
-    torch.library.opcheck(_attend, (*leaves, query_codes, key_codes, order, 2, False, SLOPE))
-    out, count = attend(
-        *leaves, (query_codes, key_codes), order=order, buckets=2, one_table_at_a_time=False, slope=SLOPE
+    torch.library.opcheck(_bucket_attention, (*leaves, query_codes, key_codes, order, 2, False, "linear", HASHER.spec))
+    out, count = bucket_attention(
+        *leaves, (query_codes, key_codes), HASHER, order=order, buckets=2, one_table_at_a_time=False, gradient="linear"
     )
     given = [x.detach() for x in (query, key, value)]
     torch.library.opcheck(
-        _attend_gradient, (*given, query_codes, key_codes, grad, out.detach(), count, bool(order), 2, SLOPE)
+        _bucket_attention_gradient,
+        (*given, query_codes, key_codes, grad, out.detach(), count, order, 2, "linear", HASHER.spec),
     )

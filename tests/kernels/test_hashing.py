@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annattn.kernels.numba_backend import hash_rows
+from annattn.kernels.numba.hashing import hash_rows
 from annattn.lsh import CrossPolytope, Hyperplane
 
 
@@ -34,11 +34,42 @@ def test_structured_cross_polytope_codes_equal_the_definition(dim, hashes, n, se
     assert torch.equal(hash_rows(hasher, x), hasher(x))
 
 
+@given(
+    family=st.sampled_from(
+        [Hyperplane(5), CrossPolytope(5), CrossPolytope(17), CrossPolytope(20, rotation="structured")]
+    ),
+    hashes=st.integers(1, 5),
+    n=st.integers(0, 90),
+    dtype=st.sampled_from([torch.float64, torch.float16, torch.bfloat16]),
+    scale=st.sampled_from([0.0, 1e-200, 1e-30, 1.0, 1e30, 1e200]),
+    seed=st.integers(0, 2**31),
+)
+def test_every_compiled_family_and_dtype_equals_the_definition(family, hashes, n, dtype, scale, seed):
+    hasher = family.sample(tables=3, hashes=hashes, seed=seed)
+    rows = torch.randn(2, 2, n, family.dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    x = (rows * scale).to(dtype)
+    assert torch.equal(hash_rows(hasher, x), hasher(x))
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_what_other_products_may_lose_does_not_decide_a_hash(precision):
+    hasher, before = Hyperplane(64).sample(tables=8, hashes=8), torch.get_float32_matmul_precision()
+    x = torch.randn(1, 1, 3000, 64, generator=torch.Generator().manual_seed(0))
+    try:
+        torch.set_float32_matmul_precision(precision)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            codes = hash_rows(hasher, x)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert torch.equal(codes, hasher(x))
+
+
 HASHERS = [
     Hyperplane(64).sample(tables=8, hashes=8, seed=0),
     CrossPolytope(64, rotation="structured").sample(tables=8, hashes=1, seed=0),
+    CrossPolytope(64).sample(tables=2, hashes=1, seed=0),
 ]
-EVERY = pytest.mark.parametrize("hasher", HASHERS, ids=lambda hasher: type(hasher.family).__name__)
+EVERY = pytest.mark.parametrize("hasher", HASHERS, ids=lambda hasher: str(hasher.family))
 
 
 @EVERY

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import annattn as aa
-from annattn.kernels import memory
-from annattn.kernels.threads import run_pieces
+from annattn.kernels.numba import memory
+from annattn.kernels.numba.threads import run_pieces
 
 HASHER = aa.lsh.Hyperplane(8).sample(tables=4, hashes=5, seed=0)
 

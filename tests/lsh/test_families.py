@@ -6,7 +6,7 @@ import torch
 
 from annattn.errors import InputError
 from annattn.lsh import FAMILIES, CrossPolytope, Euclidean, HashFamily, Hyperplane, Identity
-from annattn.lsh.shared_axis import gaussian_probability, rotation_probability
+from annattn.lsh.cross_polytope_probability import gaussian_probability, rotation_probability
 from tests.strategies import families
 
 CASES = [family for dim in (3, 16, 24) for family in families(dim)]

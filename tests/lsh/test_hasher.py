@@ -29,7 +29,7 @@ def test_codes_are_equal_exactly_when_the_tuples_are(data):
     hasher = data.draw(hashers(dim=3))
     x = rows(12, 3, seed=data.draw(st.integers(0, 1000)))
     x[6:] = x[:6] + torch.randint(0, 2, (6, 1)) * 0.1
-    (codes,) = hasher.together(x)
+    (codes,) = hasher.joint_codes(x)
     assert codes.dtype == torch.int64
     assert bool((codes >= 0).all())
     assert torch.equal(codes[:, None] == codes[None], equal_tuples(hasher.digits(x)))
@@ -40,7 +40,7 @@ def test_inputs_hashed_together_share_their_codes(data):
     hasher = data.draw(hashers(dim=3))
     x, y = rows(2, 5, 3), rows(4, 3, seed=1)
     y[0] = x[1, 2]
-    codes_x, codes_y = hasher.together(x, y)
+    codes_x, codes_y = hasher.joint_codes(x, y)
     assert codes_x.shape == (2, 5, hasher.tables)
     assert codes_y.shape == (4, hasher.tables)
     digits = torch.cat([hasher.digits(x).flatten(0, 1), hasher.digits(y)])
@@ -62,10 +62,10 @@ def test_hyperplane_codes_are_the_bits_of_the_projections(hashes):
 def test_too_wide_codes_are_refused_alone_and_exact_together():
     hasher = Hyperplane(5).sample(tables=1, hashes=64)
     assert hasher.buckets is None
-    with pytest.raises(WideCodeError, match=r"64 values.*63 bits.*hasher\.together"):
+    with pytest.raises(WideCodeError, match=r"64 values.*63 bits.*hasher\.joint_codes"):
         hasher(rows(3, 5))
     x = rows(2, 5)
-    codes, again = hasher.together(x, x.flip(0))
+    codes, again = hasher.joint_codes(x, x.flip(0))
     assert torch.equal(codes, again.flip(0))
     assert CrossPolytope(16).sample(tables=1, hashes=13).buckets is None
     assert CrossPolytope(16).sample(tables=1, hashes=12).buckets == 32**12
@@ -79,7 +79,7 @@ def test_euclidean_codes_never_wrap_around():
         x = torch.tensor([[0.25], [far], [-far]], dtype=torch.float64)
         with pytest.raises(WideCodeError):
             hasher(x)
-        (codes,) = hasher.together(x)
+        (codes,) = hasher.joint_codes(x)
         assert all(len(set(column)) == 3 for column in codes.T.tolist())
 
 
@@ -142,7 +142,7 @@ def test_strided_and_empty_inputs_hash_like_contiguous_ones(family: HashFamily):
     x = rows(family.dim, 8, 3).permute(2, 1, 0)
     assert torch.equal(hasher.digits(x), hasher.digits(x.contiguous()))
     for shape in ((0, family.dim), (2, 0, family.dim), (0, 3, family.dim)):
-        (codes,) = hasher.together(torch.empty(shape))
+        (codes,) = hasher.joint_codes(torch.empty(shape))
         assert codes.shape == (*shape[:-1], 2)
 
 
@@ -151,7 +151,7 @@ def test_strided_and_empty_inputs_hash_like_contiguous_ones(family: HashFamily):
 def test_a_row_that_is_not_finite_has_no_bucket(family: HashFamily, bad):
     x = rows(4, family.dim)
     x[2, 3] = bad
-    (codes,) = family.sample(tables=3, hashes=2).together(x)
+    (codes,) = family.sample(tables=3, hashes=2).joint_codes(x)
     lost = (codes == NO_BUCKET).all(-1).tolist()
     is_number = isinstance(family, Identity) and bad == bad  # infinity equals itself
     assert lost == [False, False, not is_number, False]
@@ -162,7 +162,7 @@ def test_identity_compares_every_dtype_exactly():
     hasher = Identity(1).sample(tables=1, hashes=1)
 
     def equal(a, b, dtype):
-        x, y = hasher.together(torch.tensor([[a]], dtype=dtype), torch.tensor([[b]], dtype=dtype))
+        x, y = hasher.joint_codes(torch.tensor([[a]], dtype=dtype), torch.tensor([[b]], dtype=dtype))
         return bool((x == y).all())
 
     assert equal(0.0, -0.0, torch.float32)
@@ -187,11 +187,11 @@ def test_a_hasher_is_frozen_and_moves_between_devices():
 def test_rows_of_the_wrong_shape_are_refused(family: HashFamily):
     hasher = family.sample(tables=2, hashes=1)
     with pytest.raises(InputError, match=rf"\(3, 5\), expected \(\.\.\., n, {family.dim}\)"):
-        hasher.together(torch.zeros(3, 5))
+        hasher.joint_codes(torch.zeros(3, 5))
     with pytest.raises(InputError, match="rows to hash"):
-        hasher.together(torch.zeros(family.dim))
+        hasher.joint_codes(torch.zeros(family.dim))
     with pytest.raises(InputError, match="complex64"):
-        hasher.together(torch.zeros(2, family.dim, dtype=torch.complex64))
+        hasher.joint_codes(torch.zeros(2, family.dim, dtype=torch.complex64))
 
 
 def test_integers_are_refused_by_families_of_directions():

@@ -5,6 +5,9 @@ import pytest
 import torch
 
 from annattn.attention import reference
+from annattn.attention.anna import anna_weights
+from annattn.attention.exact_match import exact_match_weights
+from annattn.attention.low_rank import low_rank_weights
 from annattn.lsh import Hyperplane
 from annattn.mpc import run
 from annattn.mpc.protocols import AnnaAttention, ExactMatchAttention, LowRankAttention
@@ -24,7 +27,7 @@ def test_anna_protocol_gives_the_reference_numbers(seed, on_machines):
     query, key, value = inputs(seed)
     hasher = Hyperplane(DIM).sample(tables=4, hashes=3, seed=seed)
     seen = reference.visible(N, N)
-    expected = reference.attend(reference.anna_weights(query, key, seen, hasher=hasher), value)
+    expected = reference.attend(anna_weights(query, key, seen, hasher=hasher), value)
 
     def codes(rows):
         return hasher(torch.from_numpy(np.ascontiguousarray(rows))).numpy()
@@ -41,7 +44,7 @@ def test_anna_protocol_gives_the_reference_numbers(seed, on_machines):
 def test_exact_match_protocol_gives_the_reference_numbers(seed):
     query, key, value = inputs(seed)
     query, key = query.round()[:, :1], key.round()[:, :1]
-    expected = reference.attend(reference.exact_match_weights(query, key, reference.visible(N, N)), value)
+    expected = reference.attend(exact_match_weights(query, key, reference.visible(N, N)), value)
     least = ExactMatchAttention.least_memory(N, dim=1, value_dim=WIDTH)
     protocol = ExactMatchAttention(N, 2 * least, dim=1, value_dim=WIDTH)
     output = run(protocol, protocol.encode(query.numpy(), key.numpy(), value.numpy())).output
@@ -50,7 +53,7 @@ def test_exact_match_protocol_gives_the_reference_numbers(seed):
 
 def test_low_rank_protocol_gives_the_reference_numbers():
     query, key, value = inputs(0)
-    expected = reference.attend(reference.low_rank_weights(query, key, reference.visible(N, N)), value)
+    expected = reference.attend(low_rank_weights(query, key, reference.visible(N, N)), value)
     least = LowRankAttention.least_memory(N, rank=DIM, value_dim=WIDTH)
     protocol = LowRankAttention(N, 2 * least, rank=DIM, value_dim=WIDTH)
     output = run(protocol, protocol.encode(query.numpy(), key.numpy(), value.numpy())).output

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import annattn as aa
+from annattn.attention import MECHANISMS
+from annattn.attention.mechanism import angular
 from annattn.errors import InputError
 from annattn.nn import (
-    ATTENTIONS,
     AnnaConfig,
     ExactMatchConfig,
     ExpectedCollisionConfig,
@@ -23,10 +24,10 @@ from annattn.nn import (
     Transformer,
     TransformerConfig,
 )
-from annattn.nn.mechanisms import angular, read_attention, write_attention
-from annattn.nn.transformer import turned, waves
+from annattn.nn.checkpoint import read_attention, write_attention
+from annattn.nn.transformer import apply_rotary, prime_positions
 
-EVERY = pytest.mark.parametrize("kind", ATTENTIONS.values(), ids=ATTENTIONS)
+EVERY = pytest.mark.parametrize("kind", [mechanism.config for mechanism in MECHANISMS.values()], ids=MECHANISMS)
 
 
 def model_of(*attention, **options) -> Transformer:
@@ -91,11 +92,15 @@ def test_the_latest_match_dominates_with_position_coded_values():
 
 @EVERY
 def test_every_mechanism_runs_trains_and_keeps_causality(kind):
-    model = model_of(kind(), kind())
+    model = model_of(kind(), kind(), is_causal=kind.causal != "never")
     x = tokens()
     out = model(x)
     out.square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    if kind.causal == "never":
+        with pytest.raises(InputError, match=r"attention of layer 0: .* expected is_causal=False"):
+            model_of(kind())
+        return
     changed = x.clone()
     changed[:, 6:] = (changed[:, 6:] + 1) % 11
     torch.testing.assert_close(model(changed)[:, :6], out[:, :6], rtol=1e-5, atol=1e-5)
@@ -103,9 +108,13 @@ def test_every_mechanism_runs_trains_and_keeps_causality(kind):
 
 @EVERY
 def test_masked_tokens_change_no_other_output(kind):
-    model, x = model_of(kind()), tokens()
+    model, x = model_of(kind(), is_causal=kind.causal != "never"), tokens()
     mask = torch.ones(2, 9, dtype=torch.bool)
     mask[:, 3] = False
+    if not kind.takes_mask:
+        with pytest.raises(InputError, match="key_mask in layer 0: got a mask, expected none"):
+            model(x, key_mask=mask)
+        return
     changed = x.clone()
     changed[:, 3] = (changed[:, 3] + 1) % 11
     others = [i for i in range(9) if i != 3]
@@ -223,7 +232,7 @@ def test_the_seed_decides_the_weights_and_no_global_state_moves():
 
 def test_a_shift_of_wave_positions_is_one_rotation():
     """e(i + 1) = R e(i) for every i: a linear map finds the previous position, exactly and everywhere."""
-    codes = waves(torch.arange(4000), 64).double()
+    codes = prime_positions(torch.arange(4000), 64).double()
     solved = torch.linalg.lstsq(codes[:200], codes[1:201]).solution
     torch.testing.assert_close(codes[:-1] @ solved, codes[1:], rtol=0, atol=1e-4)
     cosines = codes @ codes.T / codes[0].square().sum()
@@ -232,7 +241,7 @@ def test_a_shift_of_wave_positions_is_one_rotation():
 
 def test_alike_layers_meet_equal_content_and_pass_it_on_at_the_start():
     config = TransformerConfig(10, 2, length=8, dim=16, attention=(SoftmaxConfig(),) * 2, rotary=(True, False))
-    plain, alike = Transformer(config, seed=0), Transformer(replace(config, alike=True), seed=0)
+    plain, alike = Transformer(config, seed=0), Transformer(replace(config, identity_init=True), seed=0)
     x = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
     blocks: Any = list(zip(alike.blocks, plain.blocks, strict=True))
     for layer, (mine, other) in enumerate(blocks):
@@ -246,12 +255,12 @@ def test_alike_layers_meet_equal_content_and_pass_it_on_at_the_start():
 
 def test_rotary_layers_see_distances_only():
     q, k = torch.randn(2, 1, 1, 1, 16, generator=torch.Generator().manual_seed(0))
-    near, far = (turned(q, torch.tensor([at])) @ turned(k, torch.tensor([at - 3])).mT for at in (5, 4000))
+    near, far = (apply_rotary(q, torch.tensor([at])) @ apply_rotary(k, torch.tensor([at - 3])).mT for at in (5, 4000))
     torch.testing.assert_close(near, far, rtol=0, atol=1e-3)
-    assert (turned(q, torch.tensor([5])) @ turned(k, torch.tensor([4])).mT - near).abs() > 0.1
+    assert (apply_rotary(q, torch.tensor([5])) @ apply_rotary(k, torch.tensor([4])).mT - near).abs() > 0.1
     model = model_of(SoftmaxConfig(beta=5.0), positions="none", rotary=(True,))
     torch.testing.assert_close(model(tokens(), first_position=1000), model(tokens()), rtol=0, atol=1e-3)
-    moved = model_of(SoftmaxConfig(beta=5.0), positions="waves")
+    moved = model_of(SoftmaxConfig(beta=5.0), positions="prime")
     assert (moved(tokens(), first_position=1000) - moved(tokens())).abs().max() > 0.1
 
 

@@ -1,20 +1,22 @@
 """Approximate Nearest Neighbor Attention: Definition "ANN Attention", by Algorithm 1 or the linear-memory algorithm."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from annattn.attention.inputs import accumulator, check_hasher, check_inputs
-from annattn.errors import InputError
-from annattn.kernels import IGNORED, attend, hash_pair, write_slope
-from annattn.lsh import Hasher
+from annattn.attention import reference
+from annattn.attention.inputs import accumulator, bucket_hint, check_hasher, check_inputs, hash_inputs
+from annattn.attention.mechanism import Attend, Gradient, Mechanism, TrainableConfig
+from annattn.checks import require_choice
+from annattn.kernels import Order, bucket_attention
+from annattn.lsh import Hasher, Hyperplane
 
-__all__ = ["Gradient", "anna_attention", "bucket_hint", "hash_inputs", "wanted_slope"]
+__all__ = ["MECHANISM", "AnnaConfig", "anna_attention", "anna_weights"]
 
 Empty = Literal["zero", "nan"]
-Gradient = Literal["linear", "exact", "none"]
 Algorithm = Literal["auto", "tables", "linear_memory"]
 
 
@@ -53,45 +55,57 @@ def anna_attention(
     >>> aa.anna_attention(x, x, torch.arange(4.0).reshape(1, 1, 4, 1), hasher).flatten()
     tensor([1.5000, 1.0000, 2.0000, 1.5000])
     """
-    check_inputs(query, key, value, key_mask)
+    check_inputs(query, key, value, key_mask, is_causal=is_causal)
     check_hasher(hasher, query)
-    if empty not in ("zero", "nan"):
-        raise InputError("empty", given=repr(empty), expected='"zero" or "nan"')
-    if algorithm not in ("auto", "tables", "linear_memory"):
-        raise InputError("algorithm", given=repr(algorithm), expected='"auto", "tables" or "linear_memory"')
+    require_choice("empty", empty, ("zero", "nan"))
+    require_choice("algorithm", algorithm, ("auto", "tables", "linear_memory"))
     query_codes, key_codes = hash_inputs(hasher, query, key, key_mask)
     n_keys = key.shape[2]
     rows_in_tables = hasher.tables * min(hasher.buckets or n_keys, n_keys)
     one_table = algorithm == "linear_memory" or (algorithm == "auto" and rows_in_tables > 2 * (query.shape[2] + n_keys))
-    out, count = attend(
+    out, count = bucket_attention(
         query,
         key,
         value.to(accumulator(value.dtype)),
         (query_codes, key_codes),
-        order=int(is_causal),
+        hasher,
+        order=Order.CAUSAL if is_causal else Order.ALL,
         buckets=bucket_hint(hasher),
         one_table_at_a_time=one_table,
-        slope=wanted_slope(hasher, gradient, query, key),
+        gradient=gradient,
     )
     if empty == "nan":
         out = out.masked_fill(count[..., None] == 0, torch.nan)
     return out.to(value.dtype)
 
 
-def hash_inputs(hasher: Hasher, query: Tensor, key: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Codes of queries and keys, with the masked keys ignored."""
-    query_codes, key_codes = hash_pair(hasher, query, key)
-    if key_mask is not None:
-        key_codes = key_codes.masked_fill(~key_mask[:, None, :, None], IGNORED)
-    return query_codes, key_codes
+def anna_weights(query: Tensor, key: Tensor, seen: Tensor, *, hasher: Hasher) -> Tensor:
+    """w_ij = c_ij / Σ_j' c_ij' over the keys seen.
+
+    >>> import annattn as aa
+    >>> hasher = aa.lsh.Hyperplane(1).sample(tables=2, hashes=1)
+    >>> anna_weights(torch.tensor([[1.0]]), torch.tensor([[2.0], [3.0]]), reference.visible(1, 2), hasher=hasher)
+    tensor([[0.5000, 0.5000]], dtype=torch.float64)
+    """
+    return reference.normalised(reference.collision_counts(query, key, hasher) * seen)
 
 
-def bucket_hint(hasher: Hasher) -> int:
-    """How many buckets a table has, for kernels to choose dense tables by; 0 when far too many for that."""
-    return hasher.buckets if hasher.buckets is not None and hasher.buckets < 2**40 else 0
+@dataclass(frozen=True)
+class AnnaConfig(TrainableConfig):
+    """`anna_attention` with ℓ = `tables` and z = `hashes`.
+
+    >>> AnnaConfig(tables=32, hashes=4).family
+    'hyperplane'
+    """
+
+    def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
+        """See `AttentionConfig`."""
+        hasher, gradient = self.hasher(head_dim, layer, seed), self.gradient
+        return lambda q, k, v, is_causal, mask: anna_attention(
+            q, k, v, hasher, is_causal=is_causal, key_mask=mask, gradient=gradient
+        )
 
 
-def wanted_slope(hasher: Hasher, gradient: str, query: Tensor, key: Tensor) -> str:
-    """The gradient asked for, when queries or keys want one."""
-    needed = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
-    return write_slope(hasher, gradient, needed=needed)
+MECHANISM = Mechanism(
+    anna_attention, anna_weights, AnnaConfig, lambda dim: {"hasher": Hyperplane(dim).sample(tables=8, hashes=4)}
+)

@@ -3,16 +3,30 @@
 import torch
 from torch import Tensor
 
+from annattn.checks import require_flag
 from annattn.errors import InputError
-from annattn.lsh import Hasher
+from annattn.kernels import hash_pair
+from annattn.lsh import IGNORED, Hasher
 
-__all__ = ["accumulator", "check_hasher", "check_inputs", "check_mask", "grouped", "ungrouped", "unit_rows"]
+__all__ = [
+    "accumulator",
+    "bucket_hint",
+    "check_hasher",
+    "check_inputs",
+    "check_mask",
+    "grouped",
+    "hash_inputs",
+    "ungrouped",
+]
 
 _LAYOUT = "(batch, heads, n, dim)"
 
 
-def check_inputs(query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None) -> None:
+def check_inputs(
+    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, *, is_causal: bool = False
+) -> None:
     """Raise InputError unless shapes, dtypes and devices fit together."""
+    require_flag("is_causal", is_causal)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise InputError(name, given=type(tensor).__name__, expected="a torch.Tensor", hint="torch.as_tensor(...)")
@@ -83,14 +97,6 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.itemsize < 4 else dtype
 
 
-def unit_rows(x: Tensor) -> Tensor:
-    """Rows scaled to length 1, in any dtype and at any length; a row of zeros stays."""
-    wide = x.to(accumulator(x.dtype))
-    largest = wide.detach().abs().amax(-1, keepdim=True) if x.shape[-1] else wide.new_ones(1)
-    wide = wide / torch.where(largest > 0, largest, 1)  # so that squares neither overflow nor vanish
-    return torch.nn.functional.normalize(wide, dim=-1).to(x.dtype)
-
-
 def grouped(x: Tensor, key_heads: int) -> Tensor:
     """(batch, heads, n, …) to (batch · key heads, share, n, …), as the kernels want it."""
     batch, heads, *rest = x.shape
@@ -101,3 +107,16 @@ def grouped(x: Tensor, key_heads: int) -> Tensor:
 def ungrouped(x: Tensor, query: Tensor) -> Tensor:
     """The inverse of `grouped` for what was computed from this query."""
     return x.reshape(*query.shape[:2], *x.shape[2:])
+
+
+def hash_inputs(hasher: Hasher, query: Tensor, key: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Codes of queries and keys, with the masked keys ignored."""
+    query_codes, key_codes = hash_pair(hasher, query, key)
+    if key_mask is not None:
+        key_codes = key_codes.masked_fill(~key_mask[:, None, :, None], IGNORED)
+    return query_codes, key_codes
+
+
+def bucket_hint(hasher: Hasher) -> int:
+    """How many buckets a table has, for kernels to choose dense tables by; 0 when far too many for that."""
+    return hasher.buckets if hasher.buckets is not None and hasher.buckets < 2**40 else 0

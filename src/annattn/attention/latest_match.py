@@ -1,15 +1,19 @@
 """Latest-match attention: beyond the paper, and a mechanism of its own, since it does not meet its Definition."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from annattn.attention.anna import Gradient, bucket_hint, hash_inputs, wanted_slope
-from annattn.attention.inputs import accumulator, check_hasher, check_inputs
-from annattn.kernels import latest, latest_mean, spoiled
-from annattn.lsh import Hasher
+from annattn.attention import reference
+from annattn.attention.inputs import accumulator, bucket_hint, check_hasher, check_inputs, hash_inputs
+from annattn.attention.mechanism import Attend, Causal, Gradient, Mechanism, TrainableConfig
+from annattn.kernels import Order, nan_targets, newest, newest_attention
+from annattn.lsh import Hasher, Hyperplane
 
-__all__ = ["latest_match_attention"]
+__all__ = ["MECHANISM", "LatestMatchConfig", "latest_match_attention", "latest_match_weights"]
 
 
 def latest_match_attention(
@@ -34,7 +38,52 @@ def latest_match_attention(
     check_inputs(query, key, value, key_mask)
     check_hasher(hasher, query)
     query_codes, key_codes = hash_inputs(hasher, query, key, key_mask)
-    newest = latest(query_codes, key_codes, bucket_hint(hasher))
-    slope = wanted_slope(hasher, gradient, query, key)
-    out = latest_mean(query, key, value.to(accumulator(value.dtype)), newest, slope)
-    return out.masked_fill(spoiled(query_codes, key_codes, 1)[..., None], torch.nan).to(value.dtype)
+    positions = newest(query_codes, key_codes, bucket_hint(hasher))
+    out = newest_attention(query, key, value.to(accumulator(value.dtype)), positions, hasher, gradient)
+    unknown = nan_targets(query_codes, key_codes, Order.CAUSAL)
+    return out.masked_fill(unknown[..., None], torch.nan).to(value.dtype)
+
+
+def latest_match_weights(query: Tensor, key: Tensor, seen: Tensor, *, hasher: Hasher) -> Tensor:
+    """In every table all weight on the last seen key of the query's bucket; the mean over the tables with one.
+
+    >>> import annattn as aa
+    >>> hasher = aa.lsh.Hyperplane(1).sample(tables=2, hashes=1)
+    >>> query, key = torch.tensor([[1.0]]), torch.tensor([[2.0], [3.0]])
+    >>> latest_match_weights(query, key, reference.visible(1, 2), hasher=hasher)
+    tensor([[0., 1.]], dtype=torch.float64)
+    """
+    g_query, g_key = reference.hash_tuples(query, hasher), reference.hash_tuples(key, hasher)
+    hits = torch.zeros(len(query), len(key), dtype=torch.int64)
+    for i in range(len(query)):
+        for u in range(hasher.tables):
+            met = [j for j in range(len(key)) if seen[i, j] and g_query[i][u] == g_key[j][u]]
+            if met:
+                hits[i, met[-1]] += 1
+    return reference.normalised(hits)
+
+
+@dataclass(frozen=True)
+class LatestMatchConfig(TrainableConfig):
+    """`latest_match_attention`: beyond the paper, causal, each bucket keeps its newest value.
+
+    >>> LatestMatchConfig().causal
+    'always'
+    """
+
+    causal: ClassVar[Causal] = "always"
+
+    def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
+        """See `AttentionConfig`."""
+        hasher, gradient = self.hasher(head_dim, layer, seed), self.gradient
+        return lambda q, k, v, is_causal, mask: latest_match_attention(
+            q, k, v, hasher, key_mask=mask, gradient=gradient
+        )
+
+
+MECHANISM = Mechanism(
+    latest_match_attention,
+    latest_match_weights,
+    LatestMatchConfig,
+    lambda dim: {"hasher": Hyperplane(dim).sample(tables=8, hashes=4)},
+)

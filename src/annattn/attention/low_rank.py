@@ -1,12 +1,15 @@
 """Low-rank attention: the paper's Definition of attention by feature maps Q', K' of rank r ≪ N."""
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from annattn.attention.inputs import accumulator, check_inputs, grouped, ungrouped
+from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism
 
-__all__ = ["low_rank_attention"]
+__all__ = ["MECHANISM", "LowRankConfig", "low_rank_attention", "low_rank_weights"]
 
 _BLOCK = 128  # causal: pairs inside a block are multiplied out, earlier ones come from the running r × m matrix
 
@@ -26,7 +29,7 @@ def low_rank_attention(
     >>> aa.low_rank_attention(ones, ones, torch.arange(3.0).reshape(1, 1, 3, 1), is_causal=True).flatten()
     tensor([0., 1., 3.])
     """
-    check_inputs(query_features, key_features, value, key_mask)
+    check_inputs(query_features, key_features, value, key_mask, is_causal=is_causal)
     if key_mask is not None:
         hidden = ~key_mask[:, None, :, None]
         key_features, value = key_features.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
@@ -52,3 +55,35 @@ def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         near = (block @ key[..., seen:end, :].mT) * (j <= i + offset)
         parts.append(block @ state + near @ value[..., seen:end, :])
     return torch.cat(parts, dim=2)
+
+
+def low_rank_weights(query: Tensor, key: Tensor, seen: Tensor) -> Tensor:
+    """Q'(X) K'(X)ᵀ, which the Definition does not normalise.
+
+    >>> low_rank_weights(torch.tensor([[1.0]]), torch.tensor([[2.0], [3.0]]), torch.ones(1, 2))
+    tensor([[2., 3.]], dtype=torch.float64)
+    """
+    return query.double() @ key.double().T * seen
+
+
+@dataclass(frozen=True)
+class LowRankConfig(AttentionConfig):
+    """`low_rank_attention` with the features elu(x) + 1 of queries and keys, divided by the sum of the weights.
+
+    >>> LowRankConfig()
+    LowRankConfig()
+    """
+
+    def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
+        """See `AttentionConfig`."""
+        return _linear_attention
+
+
+def _linear_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:
+    query, key = (torch.nn.functional.elu(x) + 1 for x in (q, k))
+    values = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+    summed = low_rank_attention(query, key, values, is_causal=is_causal, key_mask=mask)
+    return summed[..., :-1] / summed[..., -1:].clamp(min=1e-6)
+
+
+MECHANISM = Mechanism(low_rank_attention, low_rank_weights, LowRankConfig, lambda dim: {})

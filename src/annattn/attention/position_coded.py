@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from annattn.errors import InputError
+from annattn.lsh.rows import unit_rows
 
-__all__ = ["LARGEST_POWER", "growth", "position_coded", "unit_length"]
+__all__ = ["LARGEST_POWER", "growth", "position_coded"]
 
 LARGEST_POWER = 500  # of two, either way, so that squares of what is added up stay inside float64
 
@@ -33,7 +34,7 @@ def position_coded(
     grown = value * growth(rate, value.shape[2], value)
     read = attend(torch.cat([grown, torch.ones_like(grown[..., :1])], dim=-1))
     # The last channel is the weight of what was met: 1, or 0 for nothing, and between them on average.
-    coded = unit_length(read[..., :-1]) * read[..., -1:] * math.sqrt(value.shape[-1])
+    coded = unit_rows(read[..., :-1]) * read[..., -1:] * math.sqrt(value.shape[-1])
     return coded.to(value.dtype)
 
 
@@ -52,14 +53,3 @@ def growth(rate: float, keys: int, like: Tensor) -> Float[Tensor, "keys 1"]:
         )
     power = rate * (torch.arange(keys, device=like.device, dtype=torch.float64) - keys / 2)
     return torch.exp2(power)[:, None]
-
-
-def unit_length(x: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
-    """Rows scaled to length 1 however small or large they are; rows of zeros stay.
-
-    >>> unit_length(torch.tensor([[3e-30, 4e-30], [0.0, 0.0]]))
-    tensor([[0.6000, 0.8000],
-            [0.0000, 0.0000]])
-    """
-    largest = x.detach().abs().amax(-1, keepdim=True) if x.shape[-1] else x.new_ones(1)
-    return torch.nn.functional.normalize(x / torch.where(largest > 0, largest, 1), dim=-1)

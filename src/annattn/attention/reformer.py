@@ -1,15 +1,21 @@
 """Reformer attention as the paper defines it ("Discussion on Reformer"): sort by hash, attend inside chunks."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from annattn.attention import reference
 from annattn.attention.inputs import accumulator, check_hasher, check_inputs
+from annattn.attention.mechanism import Attend, AttentionConfig, Causal, Mechanism, angular
 from annattn.checks import require_count
 from annattn.errors import InputError
-from annattn.lsh import NO_BUCKET, Hasher
+from annattn.lsh import NO_BUCKET, Hasher, Hyperplane
+from annattn.seeds import check_seed, derive_seed
 
-__all__ = ["reformer_attention"]
+__all__ = ["MECHANISM", "ReformerConfig", "reformer_attention", "reformer_weights"]
 
 
 def reformer_attention(
@@ -32,7 +38,7 @@ def reformer_attention(
     """
     check_inputs(query_key, query_key, value, None)
     check_hasher(hasher, query_key)
-    require_count("chunk", chunk)
+    chunk = require_count("chunk", chunk)
     if query_key.dtype != value.dtype:
         raise InputError("value", given=value.dtype, expected=f"the rows' {query_key.dtype}", hint="cast one of them")
     n = query_key.shape[2]
@@ -61,7 +67,64 @@ def _hash_order(query_key: Tensor, hasher: Hasher) -> Tensor:
         raise InputError(
             "hasher", given=f"{hasher.tables} tables", expected="one table", hint="draw it with sample(tables=1, ...)"
         )
-    (codes,) = hasher.together(query_key)
+    (codes,) = hasher.joint_codes(query_key)
     # Rows without a bucket go last; their chunk turns NaN, as softmax of NaN is NaN.
     codes = codes[..., 0]
     return torch.where(codes == NO_BUCKET, torch.iinfo(torch.int64).max, codes).argsort(dim=-1, stable=True)
+
+
+def reformer_weights(query: Tensor, key: Tensor, seen: Tensor, *, chunk: int, hasher: Hasher) -> Tensor:
+    """exp⟨q_i, q_j⟩ normalised over the chunk of i; queries are the keys, and all are seen.
+
+    >>> import annattn as aa
+    >>> hasher = aa.lsh.Hyperplane(1).sample(tables=1, hashes=1)
+    >>> x = torch.tensor([[1.0], [1.0], [1.0]])
+    >>> reformer_weights(x, x, torch.ones(3, 3), chunk=2, hasher=hasher)
+    tensor([[0.5000, 0.5000, 0.0000],
+            [0.5000, 0.5000, 0.0000],
+            [0.0000, 0.0000, 1.0000]], dtype=torch.float64)
+    """
+    n = len(query)
+    (codes,) = hasher.joint_codes(query)
+    label = torch.zeros(n, dtype=torch.int64)
+    for place, row in enumerate(sorted(range(n), key=codes[:, 0].tolist().__getitem__)):
+        label[row] = place // chunk
+    scores = query.double() @ key.double().T
+    return reference.normalised(torch.exp(scores) * (label[:, None] == label[None]) * seen)
+
+
+@dataclass(frozen=True)
+class ReformerConfig(AttentionConfig):
+    """`reformer_attention` with chunks of `chunk` rows, sorted by z = `hashes` hash functions.
+
+    >>> ReformerConfig(chunk=32).shared_query_key
+    True
+    """
+
+    causal: ClassVar[Causal] = "never"
+    takes_mask: ClassVar[bool] = False
+    shared_query_key: ClassVar[bool] = True
+    family: str = "hyperplane"
+    hashes: int = 8
+    chunk: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        angular(self.family, 2)
+        for name in ("hashes", "chunk"):
+            object.__setattr__(self, name, require_count(name, getattr(self, name)))
+        object.__setattr__(self, "seed", check_seed(self.seed))
+
+    def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
+        """See `AttentionConfig`."""
+        drawn = derive_seed(self.seed if seed is None else seed, layer)
+        hasher = angular(self.family, head_dim).sample(tables=1, hashes=self.hashes, seed=drawn)
+        return lambda q, k, v, is_causal, mask: reformer_attention(q.to(v.dtype), v, chunk=self.chunk, hasher=hasher)
+
+
+MECHANISM = Mechanism(
+    reformer_attention,
+    reformer_weights,
+    ReformerConfig,
+    lambda dim: {"chunk": 3, "hasher": Hyperplane(dim).sample(tables=1, hashes=3)},
+)

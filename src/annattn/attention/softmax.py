@@ -1,15 +1,21 @@
 """Softmax attention with unit-norm queries and keys: the surrogate the paper trains, "Experiments"."""
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from annattn.attention.inputs import check_inputs, unit_rows
+from annattn.attention import reference
+from annattn.attention.inputs import check_inputs
+from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism
 from annattn.errors import InputError
+from annattn.lsh.rows import unit_rows
+from annattn.seeds import derive_seed
 
-__all__ = ["softmax_attention"]
+__all__ = ["MECHANISM", "SoftmaxConfig", "softmax_attention", "softmax_weights"]
 
 
 def softmax_attention(
@@ -33,7 +39,7 @@ def softmax_attention(
     tensor([[1., 0.],
             [0., 1.]])
     """
-    check_inputs(query, key, value, key_mask)
+    check_inputs(query, key, value, key_mask, is_causal=is_causal)
     if not math.isfinite(beta):
         raise InputError("beta", given=beta, expected="a finite number")
     if not 0 <= dropout < 1:
@@ -70,3 +76,53 @@ def softmax_attention(
     if seen is None:
         return out
     return out.masked_fill(~seen.any(-1, keepdim=True), 0)
+
+
+def softmax_weights(query: Tensor, key: Tensor, seen: Tensor, *, beta: float) -> Tensor:
+    """softmax(β ⟨q_i, k_j⟩) with queries and keys scaled to unit norm.
+
+    >>> softmax_weights(torch.tensor([[1.0]]), torch.tensor([[2.0], [3.0]]), reference.visible(1, 2), beta=1.0)
+    tensor([[0.5000, 0.5000]], dtype=torch.float64)
+    """
+    query, key = query.double(), key.double()
+    unit = [x / x.norm(dim=1, keepdim=True).clamp(min=1e-12) for x in (query, key)]
+    return reference.normalised(torch.exp(beta * (unit[0] @ unit[1].T)) * seen)
+
+
+@dataclass(frozen=True)
+class SoftmaxConfig(AttentionConfig):
+    """The paper's trainable surrogate: softmax(β ⟨q, k⟩) of unit vectors.
+
+    `dropout` of the weights, for training, is drawn by the seed, as hash functions are.
+
+    >>> SoftmaxConfig(beta=0.1)
+    SoftmaxConfig(beta=0.1, dropout=0.0)
+    """
+
+    beta: float = 1.0
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("beta", "dropout"):
+            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int | float):
+                raise InputError(name, given=repr(getattr(self, name)), expected="a number")
+        empty = torch.zeros(1, 1, 0, 1)
+        softmax_attention(empty, empty, empty, beta=self.beta, dropout=self.dropout)
+
+    def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
+        """See `AttentionConfig`."""
+        drawn = derive_seed(0 if seed is None else seed, layer)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:
+            options: dict[str, Any] = {"beta": self.beta, "is_causal": is_causal, "key_mask": mask}
+            q, k = q.to(v.dtype), k.to(v.dtype)
+            if not self.dropout:
+                return softmax_attention(q, k, v, **options)
+            with torch.random.fork_rng(devices=[v.device] if v.is_cuda else []):
+                torch.manual_seed(drawn)
+                return softmax_attention(q, k, v, **options, dropout=self.dropout)
+
+        return attend
+
+
+MECHANISM = Mechanism(softmax_attention, softmax_weights, SoftmaxConfig, lambda dim: {"beta": 1.0})

@@ -1,20 +1,15 @@
 """The decode cache: the hash tables themselves, so that a step costs the same at any length of the context."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from annattn.attention.anna import bucket_hint, hash_inputs
-from annattn.attention.inputs import accumulator, check_hasher, check_inputs
-from annattn.cache.slots import DenseSlots, SparseSlots, make_slots
-from annattn.checks import require_count
+from annattn.attention.inputs import check_hasher, check_inputs
+from annattn.attention.state import BucketState
+from annattn.checks import require_choice
 from annattn.errors import InputError
-from annattn.kernels import collect, spoiled
-from annattn.kernels.dispatch import choose
-from annattn.kernels.numba_cache import dense_append, dense_attend
 from annattn.lsh import Hasher
 
 __all__ = ["BucketCache"]
@@ -23,9 +18,9 @@ __all__ = ["BucketCache"]
 class BucketCache:
     """Keys and values seen so far, as Algorithm 1 stores them: per bucket a sum of values and a count of keys.
 
-    With at most 2^14 buckets a table the tables are dense, and memory does not grow with the context; wider codes are
-    stored by the buckets that occur. `mechanism="latest_match"` keeps each bucket's newest value instead of its sum.
-    For inference: nothing here is differentiable.
+    With at most 2^14 buckets per table the tables are dense, and memory does not grow with the context; wider codes
+    are stored by the buckets that occur. `mechanism="latest_match"` keeps each bucket's newest value instead of its
+    sum. For inference: nothing here is differentiable.
 
     >>> import annattn as aa
     >>> hasher = aa.lsh.Hyperplane(4).sample(tables=8, hashes=6, seed=0)
@@ -45,34 +40,26 @@ class BucketCache:
         dtype: torch.dtype = torch.float32,
         mechanism: Literal["anna", "latest_match"] = "anna",
     ) -> None:
-        for name, count in (("value_dim", value_dim), ("batch", batch), ("heads", heads)):
-            require_count(name, count)
-        if mechanism not in ("anna", "latest_match"):
-            raise InputError("mechanism", given=repr(mechanism), expected='"anna" or "latest_match"')
-        if not isinstance(hasher, Hasher) or not dtype.is_floating_point:
+        require_choice("mechanism", mechanism, ("anna", "latest_match"))
+        if not isinstance(hasher, Hasher) or not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise InputError(
                 "hasher, dtype", given=(type(hasher).__name__, dtype), expected="a Hasher and a floating-point dtype"
             )
         self.hasher, self.mechanism, self.dtype = hasher, mechanism, dtype
-        self.batch, self.heads, self.value_dim = batch, heads, value_dim
-        self._slots = make_slots(hasher, batch, heads)
-        # Slot 0 is no bucket's: it stays zero, and is what a query reads that meets nothing.
-        self._table = torch.zeros(self._slots.size, value_dim, dtype=_sum_dtype(hasher), device=hasher.device)
-        self._tally = torch.zeros(self._slots.size, dtype=torch.int64, device=hasher.device)
-        self._lost = torch.zeros(batch, heads, dtype=torch.bool, device=hasher.device)
-        self._lengths = torch.zeros(batch, dtype=torch.int64, device=hasher.device)
+        keep = "sum" if mechanism == "anna" else "newest"
+        self.state = BucketState(hasher, value_dim=value_dim, batch=batch, heads=heads, keep=keep)
+        self.batch, self.heads, self.value_dim = self.state.batch, self.state.heads, self.state.value_dim
 
     @property
     def lengths(self) -> list[int]:
         """How many keys take part, per batch row."""
-        return self._lengths.tolist()
+        return self.state.lengths
 
     @property
     def nbytes(self) -> int:
         """Bytes held by the tables."""
-        return self._table.nbytes + self._tally.nbytes
+        return self.state.nbytes
 
-    @torch.no_grad()
     def append(
         self,
         key: Float[Tensor, "batch heads new dim"],
@@ -89,9 +76,8 @@ class BucketCache:
         [10]
         """
         self._check_new(key, key, value, key_mask)
-        self._append(key, value, key_mask)
+        self.state.fill(key, value, key_mask)
 
-    @torch.no_grad()
     def attend(
         self, query: Float[Tensor, "batch query_heads queries dim"]
     ) -> Float[Tensor, "batch query_heads queries value_dim"]:
@@ -103,9 +89,8 @@ class BucketCache:
         [[[[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]]]
         """
         self._check_query(query)
-        return self._attend(query)
+        return self.state.read(query).mean().to(self.dtype)
 
-    @torch.no_grad()
     def step(
         self,
         query: Float[Tensor, "batch query_heads new dim"],
@@ -126,24 +111,7 @@ class BucketCache:
         self._check_new(query, key, value, key_mask)
         if query.shape[2] != key.shape[2]:
             raise InputError("query length", given=query.shape[2], expected=f"the {key.shape[2]} new keys")
-        if key.shape[2] == 1:
-            self._append(key, value, key_mask)
-            return self._attend(query)
-        if self.mechanism != "anna":
-            outs = [query.new_zeros(*query.shape[:2], 0, self.value_dim, dtype=self.dtype)]
-            for at in range(key.shape[2]):
-                here = slice(at, at + 1)
-                self._append(key[:, :, here], value[:, :, here], None if key_mask is None else key_mask[:, here])
-                outs.append(self._attend(query[:, :, here]))
-            return torch.cat(outs, dim=2)
-        total, count, poisoned = self._read(query)
-        query_codes, key_codes = hash_inputs(self.hasher, query, key, key_mask)
-        more, met = collect(
-            query_codes, key_codes, value.to(accumulator(value.dtype)), 1, bucket_hint(self.hasher), False
-        )
-        self.append(key, value, key_mask=key_mask)
-        poisoned = poisoned | spoiled(query_codes, key_codes, 1)[..., None]
-        return self._finish(total + more, count + met[..., None], poisoned)
+        return self.state.scan(query, key, value, key_mask).mean().to(self.dtype)
 
     def reset(self, rows: Int[Tensor, " some"] | list[int] | None = None) -> None:
         """Forget everything, or everything of some batch rows.
@@ -156,7 +124,7 @@ class BucketCache:
         [10, 0]
         """
         chosen = range(self.batch) if rows is None else self._picked(rows)
-        self._rearrange([None if row in chosen else row for row in range(self.batch)])
+        self.state.select([None if row in chosen else row for row in range(self.batch)])
 
     def reorder(self, rows: Int[Tensor, " batch"] | list[int]) -> None:
         """Row b becomes a copy of what row rows[b] was, as beam search wants it.
@@ -171,7 +139,7 @@ class BucketCache:
         chosen = self._picked(rows)
         if len(chosen) != self.batch:
             raise InputError("rows", given=f"{len(chosen)} indices", expected=f"one for each of {self.batch} rows")
-        self._rearrange(chosen)
+        self.state.select(chosen)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything stored, as tensors; the hasher is not part of it.
@@ -181,8 +149,7 @@ class BucketCache:
         >>> sorted(cache.state_dict())
         ['lengths', 'lost', 'table', 'tally']
         """
-        own = {"table": self._table, "tally": self._tally, "lost": self._lost, "lengths": self._lengths}
-        return {name: tensor.clone() for name, tensor in {**own, **self._slots.state()}.items()}
+        return self.state.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over what `state_dict` of a cache of the same shape gave; on a mismatch nothing changes.
@@ -195,102 +162,7 @@ class BucketCache:
         >>> new.lengths
         [10]
         """
-        own = self.state_dict()
-        if set(state) != set(own):
-            raise InputError("state", given=sorted(state), expected=f"the entries {sorted(own)}")
-        for name, tensor in state.items():
-            grows = isinstance(self._slots, SparseSlots) and name not in ("lost", "lengths")
-            same = tensor.shape[1:] == own[name].shape[1:] if grows else tensor.shape == own[name].shape
-            if not same or tensor.dtype != own[name].dtype:
-                raise InputError(
-                    f"state[{name!r}]",
-                    given=f"{tuple(tensor.shape)} {tensor.dtype}",
-                    expected=f"{tuple(own[name].shape)} {own[name].dtype}",
-                    hint="load into a cache with the same hasher, batch, heads and value_dim",
-                )
-        if isinstance(self._slots, SparseSlots):
-            slots = len(state["slot_owners"])
-            if not (len(state["slot_digits"]) == slots < len(state["table"]) == len(state["tally"])):
-                sizes = {name: len(tensor) for name, tensor in state.items()}
-                raise InputError("state", given=f"lengths {sizes}", expected="an owner for every slot of the table")
-        self._slots.load(state)
-        here = self._table.device
-        self._table, self._tally = state["table"].to(here, copy=True), state["tally"].to(here, copy=True)
-        self._lost, self._lengths = state["lost"].to(here, copy=True), state["lengths"].to(here, copy=True)
-
-    def _append(self, key: Tensor, value: Tensor, key_mask: Tensor | None) -> None:
-        if self._compiled(key):
-            dense_append(
-                self.hasher, key, value, key_mask, self._table, self._tally, self._lost, self._lengths,
-                newest=self.mechanism != "anna",
-            )  # fmt: skip
-            return
-        hashable = self.hasher.hashable(key)
-        kept = hashable if key_mask is None else hashable & key_mask[:, None]
-        slots = self._slots.find(key, kept, create=True)
-        self._grow(self._slots.size)
-        # (batch, heads, new, tables): every kept token writes to its slot of every table.
-        if bool(kept.all()):
-            rows, slots = value.flatten(0, 2), slots.flatten(0, 2)
-        else:
-            rows, slots = value[kept], slots[kept]
-        if self.mechanism == "anna":
-            for slot in slots.unbind(-1):
-                self._table.index_add_(0, slot, rows.to(self._table.dtype))
-                self._tally.index_add_(0, slot, torch.ones_like(slot))
-        else:
-            self._keep_newest(slots, rows.to(self._table.dtype))
-        taking_part = torch.ones_like(kept) if key_mask is None else key_mask[:, None].expand_as(kept)
-        self._lost |= (taking_part & ~hashable).any(-1)
-        self._lengths += taking_part[:, 0].sum(-1)
-
-    def _attend(self, query: Tensor) -> Tensor:
-        if self._compiled(query):
-            return dense_attend(self.hasher, query, self.heads, self._table, self._tally, self._lost, self.dtype)
-        total, count, poisoned = self._read(query)
-        return self._finish(total, count, poisoned)
-
-    def _compiled(self, x: Tensor) -> bool:
-        """Whether the compiled kernels can do a whole step: dense tables on a CPU."""
-        return isinstance(self._slots, DenseSlots) and choose(x).__name__.endswith("numba_backend")
-
-    def _read(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        hashable = self.hasher.hashable(query)
-        share = query.shape[1] // self.heads
-        slots = self._slots.find(query, hashable, create=False, share=share)
-        total = self._table.new_zeros(*query.shape[:3], self.value_dim)
-        count = self._tally.new_zeros(query.shape[:3])
-        for slot in slots.unbind(-1):
-            total += self._table[slot]
-            count += self._tally[slot]
-        poisoned = ~hashable | self._lost.repeat_interleave(share, 1)[..., None]
-        return total, count[..., None], poisoned[..., None]
-
-    def _finish(self, total: Tensor, count: Tensor, poisoned: Tensor) -> Tensor:
-        return (total / count.clamp(min=1)).masked_fill(poisoned, torch.nan).to(self.dtype)
-
-    def _keep_newest(self, slots: Tensor, rows: Tensor) -> None:
-        order = torch.arange(len(rows), device=rows.device)
-        for slot in slots.unbind(-1):
-            # Rows of one (batch, head) come in order of time, and no slot is shared across them: the last one stays.
-            written, place = torch.unique(slot, return_inverse=True)
-            last = torch.full(written.shape, -1, device=rows.device).scatter_reduce(0, place, order, "amax")
-            self._table[written] = rows[last]
-            self._tally[written] = 1
-
-    def _grow(self, size: int) -> None:
-        if size > len(self._table):
-            more = max(size, 2 * len(self._table)) - len(self._table)
-            self._table = torch.nn.functional.pad(self._table, (0, 0, 0, more))
-            self._tally = torch.nn.functional.pad(self._tally, (0, more))
-
-    def _rearrange(self, sources: Sequence[int | None]) -> None:
-        slots = self._slots.rearrange(sources)
-        self._table, self._tally = self._table[slots], self._tally[slots]
-        picked = torch.tensor([-1 if row is None else row for row in sources], device=self._lost.device)
-        kept = picked >= 0
-        self._lost = self._lost[picked] & kept[:, None]
-        self._lengths = self._lengths[picked] * kept
+        self.state.load_state_dict(state)
 
     def _picked(self, rows: Tensor | list[int]) -> list[int]:
         picked = torch.as_tensor(rows)
@@ -318,8 +190,3 @@ class BucketCache:
                 expected=f"({self.batch}, {self.heads}, n, {self.hasher.dim}) and (..., {self.value_dim})",
                 hint="a cache is made for one batch size, number of key heads and value width",
             )
-
-
-def _sum_dtype(hasher: Hasher) -> torch.dtype:
-    """Sums are kept in float64, so that they do not drift over a long context; Apple's GPUs have none."""
-    return torch.float32 if hasher.device.type == "mps" else torch.float64

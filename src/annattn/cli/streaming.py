@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from annattn.attention.inputs import accumulator, check_inputs
+from annattn.attention.slots import DENSE_BUCKETS
 from annattn.cache import BucketCache
-from annattn.cache.slots import DENSE_BUCKETS
 from annattn.cli.arrays import Sink, Source
 from annattn.errors import InputError
 from annattn.lsh import Hasher

@@ -63,7 +63,7 @@ def separating_hasher(names: Identifiers, *, failure: float = 0.01, attempts: in
     everyone = names(list(range(names.machines + 2)))
     for seed in range(attempts):
         hasher = family.sample(tables=found.tables, hashes=found.hashes, seed=seed)
-        (codes,) = hasher.together(everyone)
+        (codes,) = hasher.joint_codes(everyone)
         if all(len(torch.unique(table)) == len(everyone) for table in codes.unbind(-1)):
             return hasher
     raise CompileError(

@@ -7,8 +7,7 @@ from typing import Any
 from annattn.checks import LARGEST_COUNT, require_count
 from annattn.errors import InputError
 from annattn.nn import AttentionConfig, TransformerConfig
-from annattn.nn.checkpoint import read_config, write_config
-from annattn.nn.mechanisms import read_attention, write_attention
+from annattn.nn.checkpoint import read_attention, read_config, write_attention, write_config
 from annattn.tasks import TASKS, Task
 
 __all__ = ["Recipe", "Stage", "check_vocabularies", "read_recipe", "write_recipe"]

@@ -108,7 +108,7 @@ def _k_hop_direct() -> Recipe:
     hashed = tuple(AnnaConfig("hyperplane", 64, z) for z in hashes)
     # Layer 1 finds the letter before, layer 2 the latest match; layers 3 and 4 go to positions, so they double hops.
     places: dict[str, Any] = {
-        "positions": "waves",
+        "positions": "prime",
         "rotary": (True, False, False, False),
         "recency": (0.0, 0.5, 0.0, 0.0),
     }
@@ -129,7 +129,7 @@ def _k_hop_direct() -> Recipe:
 
 def _recall(stages: tuple[Stage, ...], attention: tuple[AttentionConfig, ...]) -> Recipe:
     options: dict[str, Any] = {"n": 256, "pairs": 64, "keys": 4096, "values": 64}
-    places: dict[str, Any] = {"length": 16_384, "positions": "none", "rotary": (True, False), "alike": True}
+    places: dict[str, Any] = {"length": 16_384, "positions": "none", "rotary": (True, False), "identity_init": True}
     return Recipe(
         task="associative_recall",
         task_options=options,
@@ -155,7 +155,7 @@ def _recall_anna() -> Recipe:
     return _recall(stages, (AnnaConfig("hyperplane", 32, 28), AnnaConfig("hyperplane", 16, 28)))
 
 
-def _recall_alike(mechanism: AttentionConfig) -> Recipe:
+def _recall_like(mechanism: AttentionConfig) -> Recipe:
     return _recall((Stage(_recall_anna().steps, (mechanism,) * 2),), (mechanism,) * 2)
 
 
@@ -172,7 +172,7 @@ RECIPES: dict[str, Recipe] = {
     "induction_latest": _induction_direct(latest=True),
     "k_hop_direct": _k_hop_direct(),
     "recall_anna": _recall_anna(),
-    "recall_softmax": _recall_alike(SoftmaxConfig(beta=16.0)),
-    "recall_low_rank": _recall_alike(LowRankConfig()),
+    "recall_softmax": _recall_like(SoftmaxConfig(beta=16.0)),
+    "recall_low_rank": _recall_like(LowRankConfig()),
 }
 """Every recipe by the name that `annattn train` knows it by."""

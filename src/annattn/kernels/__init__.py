@@ -1,21 +1,38 @@
-"""Bucket primitives: sums and latest members of hash buckets, as torch ops over interchangeable backends."""
+"""Bucket operations: sums and newest members of hash buckets, as torch ops over interchangeable backends."""
 
-from annattn.kernels.codes import IGNORED, spoiled
-from annattn.kernels.dispatch import BACKENDS, use_backend
-from annattn.kernels.ops import attend, average, collect, equal_rows, hash_pair, latest, latest_mean
-from annattn.kernels.slopes import write_slope
+from annattn.kernels.codes import nan_targets
+from annattn.kernels.dispatch import BACKENDS, choose, use_backend
+from annattn.kernels.interface import GRADIENTS, NOT_FOUND, Backend, Call, GradientInputs, Order
+from annattn.kernels.ops import (
+    bucket_attention,
+    bucket_mean,
+    bucket_sum,
+    equal_rows,
+    hash_call,
+    hash_pair,
+    newest,
+    newest_attention,
+    tables_call,
+)
 
 __all__ = [
     "BACKENDS",
-    "IGNORED",
-    "attend",
-    "average",
-    "collect",
+    "GRADIENTS",
+    "NOT_FOUND",
+    "Backend",
+    "Call",
+    "GradientInputs",
+    "Order",
+    "bucket_attention",
+    "bucket_mean",
+    "bucket_sum",
+    "choose",
     "equal_rows",
+    "hash_call",
     "hash_pair",
-    "latest",
-    "latest_mean",
-    "spoiled",
+    "nan_targets",
+    "newest",
+    "newest_attention",
+    "tables_call",
     "use_backend",
-    "write_slope",
 ]

@@ -1,15 +1,11 @@
-"""What the codes given to the kernels mean beyond buckets, and how heads share them."""
+"""How heads share codes, and which targets cannot have an answer."""
 
 import torch
 from torch import Tensor
 
 from annattn.lsh import NO_BUCKET
 
-__all__ = ["IGNORED", "heads_and_shares", "spoiled"]
-
-# A row with this code takes no part. lsh.NO_BUCKET, in contrast, marks a row whose bucket is unknown: whoever might
-# have met it gets NaN.
-IGNORED = -2
+__all__ = ["heads_and_shares", "nan_targets"]
 
 
 def heads_and_shares(target_codes: Tensor, source_codes: Tensor) -> tuple[int, int, int]:
@@ -19,7 +15,7 @@ def heads_and_shares(target_codes: Tensor, source_codes: Tensor) -> tuple[int, i
     return (heads, targets // heads, sources // heads) if heads else (0, 0, 0)
 
 
-def spoiled(target_codes: Tensor, source_codes: Tensor, order: int) -> Tensor:
+def nan_targets(target_codes: Tensor, source_codes: Tensor, order: int) -> Tensor:
     """Which targets (batch, heads, n) must be NaN: those without a bucket, and those that may see a source without one.
 
     Where that source belongs is unknown, and any number would be a guess.

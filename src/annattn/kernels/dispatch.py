@@ -1,23 +1,23 @@
-"""Which backend runs: the first in the list that has no reason not to."""
+"""Which backend runs a call: the first in the list that has no reason not to."""
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import ModuleType
 
-from torch import Tensor
-
-from annattn.errors import BackendError, InputError
-from annattn.kernels import numba_backend, torch_backend
+from annattn.checks import require_choice
+from annattn.errors import BackendError
+from annattn.kernels.interface import Backend, Call
 
 __all__ = ["BACKENDS", "choose", "use_backend"]
 
-# In order of preference. Each is a module with the functions of torch_backend and `unsupported_reasons(value)`.
-BACKENDS: dict[str, ModuleType] = {
-    "numba": numba_backend,
-    "torch": torch_backend,
+BACKENDS: dict[str, str | Backend] = {
+    "numba": "annattn.kernels.numba.backend:NumbaBackend",
+    "torch": "annattn.kernels.torch.backend:TorchBackend",
 }
+"""In order of preference: a backend, or the class to import and make when it is first considered."""
 
+_loaded: dict[str, Backend] = {}
 _wanted: ContextVar[str | None] = ContextVar("annattn_backend", default=None)
 
 
@@ -28,24 +28,36 @@ def use_backend(name: str) -> Iterator[None]:
     >>> with use_backend("torch"):
     ...     pass
     """
-    if name not in BACKENDS:
-        raise InputError("backend", given=repr(name), expected=f"one of {', '.join(BACKENDS)}")
-    token = _wanted.set(name)
+    token = _wanted.set(require_choice("backend", name, BACKENDS))
     try:
         yield
     finally:
         _wanted.reset(token)
 
 
-def choose(value: Tensor) -> ModuleType:
-    """The backend for inputs like this one; raises BackendError with every backend's reasons when there is none."""
+def choose(call: Call) -> Backend:
+    """The backend for a call; raises BackendError with every backend's reasons when there is none."""
     wanted = _wanted.get()
     refusals = []
-    for name, backend in BACKENDS.items():
-        if wanted is not None and name != wanted:
+    for name in BACKENDS if wanted is None else (wanted,):
+        try:
+            backend = _loaded.get(name) or _load(name)
+        except ImportError as missing:
+            refusals.append(f"{name}: cannot be imported: {missing}")
             continue
-        reasons = backend.unsupported_reasons(value)
+        reasons = backend.unsupported_reasons(call)
         if not reasons:
             return backend
         refusals.append(f"{name}: {'; '.join(reasons)}")
-    raise BackendError("no backend can run these inputs\n  " + "\n  ".join(refusals))
+    who = "no backend" if wanted is None else f"the backend {wanted!r}, asked for by name,"
+    cannot = "can" if wanted is None else "cannot"
+    raise BackendError(f"{who} {cannot} run {call.operation} on these inputs\n  " + "\n  ".join(refusals))
+
+
+def _load(name: str) -> Backend:
+    entry = BACKENDS[name]
+    if isinstance(entry, Backend):
+        return entry
+    module, _, attribute = entry.partition(":")
+    _loaded[name] = getattr(importlib.import_module(module), attribute)()
+    return _loaded[name]

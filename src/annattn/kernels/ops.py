@@ -1,40 +1,83 @@
-"""The bucket primitives as torch.library ops: traceable, differentiable in the values, run by the chosen backend."""
+"""The bucket operations as torch.library ops: traceable, differentiable, run by the backend chosen for the call.
+
+An op takes tensors and plain values only, so a hasher travels as its parameters and its `spec`, and the gradient that
+queries and keys get as a word of GRADIENTS. Each op describes its call to `choose`.
+"""
 
 import torch
 from torch import Tensor
 
-from annattn.kernels.codes import heads_and_shares
+from annattn.errors import InputError
 from annattn.kernels.dispatch import choose
-from annattn.kernels.gradient import latest_gradient
-from annattn.kernels.slopes import read_slope
+from annattn.kernels.interface import GRADIENTS, Call, GradientInputs, Operation, Order, Slope, slope_of
 from annattn.lsh import FAMILIES, Hasher, restore
 
-__all__ = ["attend", "average", "collect", "equal_rows", "hash_pair", "latest", "latest_mean"]
+__all__ = [
+    "bucket_attention",
+    "bucket_mean",
+    "bucket_sum",
+    "equal_rows",
+    "hash_call",
+    "hash_pair",
+    "newest",
+    "newest_attention",
+    "tables_call",
+    "wanted_gradient",
+]
+
+
+def hash_call(hasher: Hasher, query: Tensor, key: Tensor) -> Call:
+    """The hashing of these rows, described."""
+    return Call(
+        "hash", query.device, query.dtype, query.shape[:-1], key.shape[:-1], hasher.tables, query.shape[-1],
+        family=hasher.family, hashes=hasher.hashes, buckets=hasher.buckets,
+    )  # fmt: skip
+
+
+def tables_call(sums: Tensor, slots: Tensor) -> Call:
+    """The filling or reading of tables that live on, described."""
+    return Call("tables", sums.device, sums.dtype, slots.shape[:3], slots.shape[:3], slots.shape[3], sums.shape[-1])
+
+
+def _bucket_call(operation: Operation, target_codes: Tensor, source_codes: Tensor, value: Tensor, order: int) -> Call:
+    return Call(
+        operation, value.device, value.dtype, target_codes.shape[:3], source_codes.shape[:3], target_codes.shape[3],
+        value.shape[-1], order=Order(order),
+    )  # fmt: skip
 
 
 def hash_pair(hasher: Hasher, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Codes of queries and keys, comparable with each other; traceable for the families listed in FAMILIES."""
     if type(hasher.family) not in FAMILIES.values():
-        return choose(query).hash_pair(hasher, query, key)
+        return choose(hash_call(hasher, query, key)).hash_pair(hasher, query, key)
     return _hash_pair(query, key, list(hasher.parameters), hasher.spec)
 
 
-# An op takes tensors and plain values only, so a hasher travels as its parameters and a description of the rest.
 @torch.library.custom_op("annattn::hash_pair", mutates_args=())
 def _hash_pair(query: Tensor, key: Tensor, parameters: list[Tensor], spec: str) -> tuple[Tensor, Tensor]:
-    return choose(query).hash_pair(restore(spec, tuple(parameters)), query, key)
+    hasher = restore(spec, tuple(parameters))
+    query_codes, key_codes = choose(hash_call(hasher, query, key)).hash_pair(hasher, query, key)
+    return _tables_apart(query_codes), _tables_apart(key_codes)
 
 
 @_hash_pair.register_fake
 def _(query, key, parameters, spec):
-    tables = restore(spec, tuple(parameters)).tables
-    return tuple(x.new_empty(*x.shape[:-1], tables, dtype=torch.int64) for x in (query, key))
+    tables = restore(spec, ()).tables
+    return tuple(
+        x.new_empty(*x.shape[:-2], tables, x.shape[-2], dtype=torch.int64).transpose(-1, -2) for x in (query, key)
+    )
+
+
+def _tables_apart(codes: Tensor) -> Tensor:
+    """The same codes with the rows of a table side by side in memory: one layout for all backends."""
+    return codes.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
 @torch.library.custom_op("annattn::equal_rows", mutates_args=())
 def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Codes in one table that are equal exactly when rows are."""
-    return choose(query).equal_rows(query, key)
+    call = Call("equal_rows", query.device, query.dtype, query.shape[:-1], key.shape[:-1], 1, query.shape[-1])
+    return choose(call).equal_rows(query, key)
 
 
 @equal_rows.register_fake
@@ -42,26 +85,26 @@ def _(query, key):
     return tuple(x.new_empty(*x.shape[:-1], 1, dtype=torch.int64) for x in (query, key))
 
 
-@torch.library.custom_op("annattn::average", mutates_args=())
-def average(
+@torch.library.custom_op("annattn::bucket_mean", mutates_args=())
+def bucket_mean(
     target_codes: Tensor, source_codes: Tensor, value: Tensor, order: int, buckets: int, one_table_at_a_time: bool
 ) -> tuple[Tensor, Tensor]:
-    """Σ_j c_ij v_j / Σ_j c_ij and Σ_j c_ij: see `torch_backend.average`."""
-    backend = choose(value)
-    return backend.average(target_codes, source_codes, value, order, buckets, one_table_at_a_time)
+    """Σ_j c_ij v_j / Σ_j c_ij and Σ_j c_ij: see `Backend.bucket_mean`."""
+    backend = choose(_bucket_call("bucket_mean", target_codes, source_codes, value, order))
+    return backend.bucket_mean(target_codes, source_codes, value, Order(order), buckets, one_table_at_a_time)
 
 
-@torch.library.custom_op("annattn::collect", mutates_args=())
-def collect(
+@torch.library.custom_op("annattn::bucket_sum", mutates_args=())
+def bucket_sum(
     target_codes: Tensor, source_codes: Tensor, value: Tensor, order: int, buckets: int, one_table_at_a_time: bool
 ) -> tuple[Tensor, Tensor]:
-    """Σ_j c_ij v_j and Σ_j c_ij: see `torch_backend.collect`."""
-    backend = choose(value)
-    return backend.collect(target_codes, source_codes, value, order, buckets, one_table_at_a_time)
+    """Σ_j c_ij v_j and Σ_j c_ij: see `Backend.bucket_sum`."""
+    backend = choose(_bucket_call("bucket_sum", target_codes, source_codes, value, order))
+    return backend.bucket_sum(target_codes, source_codes, value, Order(order), buckets, one_table_at_a_time)
 
 
-@average.register_fake
-@collect.register_fake
+@bucket_mean.register_fake
+@bucket_sum.register_fake
 def _(target_codes, source_codes, value, order, buckets, one_table_at_a_time):
     shape = target_codes.shape[:3]
     return value.new_empty(*shape, value.shape[-1]), value.new_empty(shape, dtype=torch.int64)
@@ -73,26 +116,26 @@ def _keep(ctx, inputs, output):
     ctx.mark_non_differentiable(output[1])
 
 
-def _collect_backward(ctx, grad_total, _grad_count):
+def _bucket_sum_backward(ctx, grad_total, _grad_count):
     # dv_j = Σ_i c_ij g_i: the same sum with the roles of targets and sources exchanged.
     target_codes, source_codes, _ = ctx.saved_tensors
-    grad, _ = collect(source_codes, target_codes, grad_total, -ctx.order, ctx.buckets, ctx.one_table_at_a_time)
+    grad, _ = bucket_sum(source_codes, target_codes, grad_total, -ctx.order, ctx.buckets, ctx.one_table_at_a_time)
     return None, None, grad, None, None, None
 
 
-def _average_backward(ctx, grad_mean, grad_count):
+def _bucket_mean_backward(ctx, grad_mean, grad_count):
     count = ctx.saved_tensors[2]
-    return _collect_backward(ctx, grad_mean / count[..., None].clamp(min=1), grad_count)
+    return _bucket_sum_backward(ctx, grad_mean / count[..., None].clamp(min=1), grad_count)
 
 
-collect.register_autograd(_collect_backward, setup_context=_keep)
-average.register_autograd(_average_backward, setup_context=_keep)
+bucket_sum.register_autograd(_bucket_sum_backward, setup_context=_keep)
+bucket_mean.register_autograd(_bucket_mean_backward, setup_context=_keep)
 
 
 # The mean of what a query's buckets hold, differentiable in queries and keys as well: they take no part in the forward
 # pass, which knows only their codes, and get the gradient of their collision probability.
-@torch.library.custom_op("annattn::attend", mutates_args=())
-def _attend(
+@torch.library.custom_op("annattn::bucket_attention", mutates_args=())
+def _bucket_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -101,18 +144,20 @@ def _attend(
     order: int,
     buckets: int,
     one_table_at_a_time: bool,
-    slope: str,
+    gradient: str,
+    spec: str,
 ) -> tuple[Tensor, Tensor]:
-    return choose(value).average(query_codes, key_codes, value, order, buckets, one_table_at_a_time)
+    backend = choose(_bucket_call("bucket_mean", query_codes, key_codes, value, order))
+    return backend.bucket_mean(query_codes, key_codes, value, Order(order), buckets, one_table_at_a_time)
 
 
-@_attend.register_fake
-def _(query, key, value, query_codes, key_codes, order, buckets, one_table_at_a_time, slope):
+@_bucket_attention.register_fake
+def _(query, key, value, query_codes, key_codes, order, buckets, one_table_at_a_time, gradient, spec):
     return value.new_empty(*query.shape[:3], value.shape[-1]), query.new_empty(query.shape[:3], dtype=torch.int64)
 
 
-@torch.library.custom_op("annattn::attend_gradient", mutates_args=())
-def _attend_gradient(
+@torch.library.custom_op("annattn::bucket_attention_gradient", mutates_args=())
+def _bucket_attention_gradient(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -121,128 +166,154 @@ def _attend_gradient(
     grad: Tensor,
     out: Tensor,
     count: Tensor,
-    is_causal: bool,
+    order: int,
     buckets: int,
-    slope: str,
+    gradient: str,
+    spec: str,
 ) -> tuple[Tensor, Tensor]:
-    grads = choose(value).query_key_gradient(
-        query, key, value, query_codes, key_codes, grad, out, count, is_causal, buckets, read_slope(slope)
+    inputs = GradientInputs(
+        query, key, value, grad, out, count, slope_of(gradient, spec), Order(order), query_codes, key_codes, buckets
     )
-    return grads[0].to(query.dtype), grads[1].to(key.dtype)
+    return _gradient("gradient", inputs, query_codes.shape[-1])
 
 
-@_attend_gradient.register_fake
-def _(query, key, value, query_codes, key_codes, grad, out, count, is_causal, buckets, slope):
+@_bucket_attention_gradient.register_fake
+def _(query, key, value, query_codes, key_codes, grad, out, count, order, buckets, gradient, spec):
     return torch.empty_like(query), torch.empty_like(key)
 
 
-def _keep_attend(ctx, inputs, output):
-    query, key, value, query_codes, key_codes, ctx.order, ctx.buckets, ctx.one_table_at_a_time, ctx.slope = inputs
-    ctx.save_for_backward(query, key, value, query_codes, key_codes, *output)
+def _gradient(operation: Operation, inputs: GradientInputs, tables: int) -> tuple[Tensor, Tensor]:
+    query, key, value = inputs.query, inputs.key, inputs.value
+    call = Call(
+        operation, value.device, value.dtype, query.shape[:3], key.shape[:3], tables, value.shape[-1],
+        order=inputs.order, slope=inputs.slope,
+    )  # fmt: skip
+    grad_query, grad_key = choose(call).query_key_gradient(inputs)
+    return grad_query.to(query.dtype), grad_key.to(key.dtype)
+
+
+def _keep_attention(ctx, inputs, output):
+    *tensors, ctx.order, ctx.buckets, ctx.one_table_at_a_time, ctx.gradient, ctx.spec = inputs
+    ctx.save_for_backward(*tensors, *output)
     ctx.mark_non_differentiable(output[1])
 
 
-def _attend_backward(ctx, grad, _grad_count):
+def _bucket_attention_backward(ctx, grad, _grad_count):
     query, key, value, query_codes, key_codes, out, count = ctx.saved_tensors
     grad_query = grad_key = grad_value = None
     if ctx.needs_input_grad[2]:
         weight = grad / count[..., None].clamp(min=1)
-        grad_value, _ = collect(key_codes, query_codes, weight, -ctx.order, ctx.buckets, ctx.one_table_at_a_time)
+        grad_value, _ = bucket_sum(key_codes, query_codes, weight, -ctx.order, ctx.buckets, ctx.one_table_at_a_time)
     if any(ctx.needs_input_grad[:2]):
-        grad_query, grad_key = _attend_gradient(
-            query, key, value, query_codes, key_codes, grad, out, count, ctx.order > 0, ctx.buckets, ctx.slope
+        grad_query, grad_key = _bucket_attention_gradient(
+            query, key, value, query_codes, key_codes, grad, out, count, ctx.order, ctx.buckets, ctx.gradient, ctx.spec
         )
-    return grad_query, grad_key, grad_value, None, None, None, None, None, None
+    return grad_query, grad_key, grad_value, *[None] * 7
 
 
-_attend.register_autograd(_attend_backward, setup_context=_keep_attend)
+_bucket_attention.register_autograd(_bucket_attention_backward, setup_context=_keep_attention)
 
 
-def attend(
+def wanted_gradient(hasher: Hasher, gradient: str, query: Tensor, key: Tensor) -> str:
+    """The gradient queries and keys get: "none" if they want none; raises if the family cannot give what is asked."""
+    if gradient not in GRADIENTS:
+        raise InputError("gradient", given=repr(gradient), expected=f"one of {GRADIENTS}")
+    if gradient == "none" or not torch.is_grad_enabled() or not (query.requires_grad or key.requires_grad):
+        return "none"
+    if type(hasher.family) not in FAMILIES.values() or not hasher.family.linear_slope:
+        raise InputError(
+            "gradient",
+            given=f"{gradient!r} with {hasher.family}",
+            expected="a listed family whose collision probability is a function of the angle",
+            hint='pass gradient="none", or detach queries and keys, to train the values alone',
+        )
+    return gradient
+
+
+def bucket_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     codes: tuple[Tensor, Tensor],
+    hasher: Hasher,
     *,
     order: int,
     buckets: int,
     one_table_at_a_time: bool,
-    slope: str,
+    gradient: str,
 ) -> tuple[Tensor, Tensor]:
-    """`average` with the gradient for queries and keys that `slope` (see `kernels.slopes`) asks for."""
-    if not slope:
-        return average(*codes, value, order, buckets, one_table_at_a_time)
-    return _attend(query, key, value, *codes, order, buckets, one_table_at_a_time, slope)
+    """`bucket_mean`, with a gradient for queries and keys."""
+    wanted = wanted_gradient(hasher, gradient, query, key)
+    if wanted == "none":
+        return bucket_mean(*codes, value, order, buckets, one_table_at_a_time)
+    return _bucket_attention(query, key, value, *codes, order, buckets, one_table_at_a_time, wanted, hasher.spec)
 
 
-@torch.library.custom_op("annattn::latest_mean", mutates_args=())
-def _latest_mean(query: Tensor, key: Tensor, value: Tensor, newest: Tensor, slope: str) -> Tensor:
-    heads, share, _ = heads_and_shares(newest, value)
-    batch, _, n, tables = newest.shape
-    at = newest.reshape(batch, heads, share * n, tables)
-    total = value.new_zeros(batch, heads, share * n, value.shape[-1])
-    if value.shape[2]:
-        for position in at.unbind(-1):
-            index = position.clamp(min=0)[..., None].expand(-1, -1, -1, value.shape[-1])
-            total += torch.where((position >= 0)[..., None], value.gather(2, index), 0)
-    total = total.reshape(*newest.shape[:3], value.shape[-1])
-    return total / (newest >= 0).sum(-1, keepdim=True).clamp(min=1)
+@torch.library.custom_op("annattn::newest", mutates_args=())
+def newest(target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
+    """Per table the newest source in a causal target's bucket: see `Backend.newest`."""
+    call = _bucket_call("newest", target_codes, source_codes, source_codes, Order.CAUSAL)
+    return choose(call).newest(target_codes, source_codes, buckets)
 
 
-@_latest_mean.register_fake
-def _(query, key, value, newest, slope):
-    return value.new_empty(*newest.shape[:3], value.shape[-1])
+@newest.register_fake
+def _(target_codes, source_codes, buckets):
+    return target_codes.new_empty(target_codes.shape)
 
 
-@torch.library.custom_op("annattn::latest_mean_gradient", mutates_args=())
-def _latest_mean_gradient(
-    query: Tensor, key: Tensor, value: Tensor, newest: Tensor, grad: Tensor, out: Tensor, slope: str
+@torch.library.custom_op("annattn::newest_attention", mutates_args=())
+def _newest_attention(query: Tensor, key: Tensor, value: Tensor, positions: Tensor, gradient: str, spec: str) -> Tensor:
+    return choose(_newest_call(value, positions)).newest_mean(value, positions)
+
+
+def _newest_call(value: Tensor, positions: Tensor, slope: Slope | None = None) -> Call:
+    return Call(
+        "newest_mean", value.device, value.dtype, positions.shape[:3], value.shape[:3], positions.shape[3],
+        value.shape[-1], order=Order.CAUSAL, slope=slope,
+    )  # fmt: skip
+
+
+@_newest_attention.register_fake
+def _(query, key, value, positions, gradient, spec):
+    return value.new_empty(*positions.shape[:3], value.shape[-1])
+
+
+@torch.library.custom_op("annattn::newest_attention_gradient", mutates_args=())
+def _newest_attention_gradient(
+    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, grad: Tensor, out: Tensor, gradient: str, spec: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    heads, share, _ = heads_and_shares(newest, value)
-    batch, _, n, tables = newest.shape
-    weight = (grad / (newest >= 0).sum(-1, keepdim=True).clamp(min=1)).reshape(batch, heads, share * n, -1)
-    grad_value = torch.zeros_like(value)
-    if value.shape[2]:
-        for position in newest.reshape(batch, heads, share * n, tables).unbind(-1):
-            index = position.clamp(min=0)[..., None].expand(weight.shape)
-            grad_value.scatter_add_(2, index, torch.where((position >= 0)[..., None], weight, 0))
-    if not slope:
+    grad_value = choose(_newest_call(value, positions)).newest_value_gradient(value, positions, grad)
+    if gradient == "none":
         return torch.zeros_like(query), torch.zeros_like(key), grad_value
-    grads = latest_gradient(query, key, value, newest, grad, out, slope=read_slope(slope))
-    return grads[0].to(query.dtype), grads[1].to(key.dtype), grad_value
+    count = (positions >= 0).sum(-1)
+    slope = slope_of(gradient, spec)
+    inputs = GradientInputs(query, key, value, grad, out, count, slope, Order.CAUSAL, newest=positions)
+    return *_gradient("newest_gradient", inputs, positions.shape[-1]), grad_value
 
 
-@_latest_mean_gradient.register_fake
-def _(query, key, value, newest, grad, out, slope):
+@_newest_attention_gradient.register_fake
+def _(query, key, value, positions, grad, out, gradient, spec):
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-def _keep_latest(ctx, inputs, output):
-    *tensors, ctx.slope = inputs
+def _keep_newest(ctx, inputs, output):
+    *tensors, ctx.gradient, ctx.spec = inputs
     ctx.save_for_backward(*tensors, output)
 
 
-def _latest_backward(ctx, grad):
-    query, key, value, newest, out = ctx.saved_tensors
-    grads = _latest_mean_gradient(query, key, value, newest, grad, out, ctx.slope)
+def _newest_attention_backward(ctx, grad):
+    query, key, value, positions, out = ctx.saved_tensors
+    grads = _newest_attention_gradient(query, key, value, positions, grad, out, ctx.gradient, ctx.spec)
     wanted = [g if needed else None for g, needed in zip(grads, ctx.needs_input_grad[:3], strict=True)]
-    return *wanted, None, None
+    return *wanted, None, None, None
 
 
-_latest_mean.register_autograd(_latest_backward, setup_context=_keep_latest)
+_newest_attention.register_autograd(_newest_attention_backward, setup_context=_keep_newest)
 
 
-def latest_mean(query: Tensor, key: Tensor, value: Tensor, newest: Tensor, slope: str) -> Tensor:
-    """The mean over tables of the values at the positions `latest` found; differentiable like `attend`."""
-    return _latest_mean(query, key, value, newest, slope)
-
-
-@torch.library.custom_op("annattn::latest", mutates_args=())
-def latest(target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
-    """Per table the newest source in a causal target's bucket: see `torch_backend.latest`."""
-    return choose(target_codes).latest(target_codes, source_codes, buckets)
-
-
-@latest.register_fake
-def _(target_codes, source_codes, buckets):
-    return torch.empty_like(target_codes)
+def newest_attention(
+    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, hasher: Hasher, gradient: str
+) -> Tensor:
+    """The mean over tables of the values at the positions `newest` found; differentiable like `bucket_attention`."""
+    wanted = wanted_gradient(hasher, gradient, query, key)
+    return _newest_attention(query, key, value, positions, wanted, hasher.spec)

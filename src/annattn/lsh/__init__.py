@@ -1,18 +1,21 @@
 """Locality-sensitive hash families and the hashers drawn from them; nothing here knows of attention."""
 
 import json
+from functools import lru_cache
 
 from torch import Tensor
 
+from annattn.lsh.codes import IGNORED, NO_BUCKET
 from annattn.lsh.cross_polytope import CrossPolytope
 from annattn.lsh.euclidean import Euclidean
 from annattn.lsh.family import HashFamily, Sensitivity
-from annattn.lsh.hasher import NO_BUCKET, Hasher, compact_rows
+from annattn.lsh.hasher import Hasher, compact_rows
 from annattn.lsh.hyperplane import Hyperplane
 from annattn.lsh.identity import Identity
 
 __all__ = [
     "FAMILIES",
+    "IGNORED",
     "NO_BUCKET",
     "CrossPolytope",
     "Euclidean",
@@ -41,7 +44,12 @@ def restore(spec: str, parameters: tuple[Tensor, ...]) -> Hasher:
     >>> restore(hasher.spec, hasher.parameters) == hasher
     True
     """
+    return Hasher(*_read(spec), parameters)
+
+
+@lru_cache(maxsize=1024)
+def _read(spec: str) -> tuple[HashFamily, int, int, int]:
     read = json.loads(spec)
     makers = {make.__name__: make for make in FAMILIES.values()}
     family = makers[read["family"]["name"]](**read["family"]["options"])
-    return Hasher(family, read["tables"], read["hashes"], read["seed"], parameters)
+    return family, read["tables"], read["hashes"], read["seed"]

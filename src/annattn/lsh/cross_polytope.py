@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from annattn.errors import InputError
-from annattn.lsh.family import HashFamily, tamed, unit_angle
-from annattn.lsh.shared_axis import gaussian_probability, rotation_probability
+from annattn.lsh.cross_polytope_probability import gaussian_probability, rotation_probability
+from annattn.lsh.family import HashFamily, unit_angle
+from annattn.lsh.rows import rescale_huge
 
 __all__ = ["CrossPolytope"]
 
@@ -25,7 +26,7 @@ _LEAST_ANGLE = 0.0255  # below it, where 1/sin has a pole, the slope stays as it
 
 @dataclass(frozen=True)
 class CrossPolytope(HashFamily):
-    """h(x) = the signed axis nearest to a random rotation of x: 2·axes values a hash, blind to the length of x.
+    """h(x) = the signed axis nearest to a random rotation of x: 2·axes values per hash, blind to the length of x.
 
     `rotation="dense"` multiplies by a Gaussian matrix. `rotation="structured"` applies three rounds of random signs and
     a Hadamard transform, dim·log(dim) work instead of dim²; rows are padded with zeros to a power of two. It behaves
@@ -93,9 +94,9 @@ class CrossPolytope(HashFamily):
         """2·axis + [the coordinate there is negative]; the first axis wins a tie."""
         (drawn,) = parameters
         if self.rotation == "dense":
-            rotated = torch.einsum("nd,fad->nfa", tamed(rows), drawn.double())
+            rotated = torch.einsum("nd,fad->nfa", rescale_huge(rows), drawn.double())
         else:
-            rotated = torch.nn.functional.pad(tamed(rows), (0, self.axes - self.dim))[:, None, :]
+            rotated = torch.nn.functional.pad(rescale_huge(rows), (0, self.axes - self.dim))[:, None, :]
             for signs in drawn.double().unbind(1):
                 rotated = _hadamard(rotated * signs)
         axis = rotated.abs().argmax(-1, keepdim=True)

@@ -12,7 +12,7 @@ from annattn.checks import require_count
 from annattn.errors import InputError
 from annattn.lsh.hasher import Hasher
 
-__all__ = ["HashFamily", "Sensitivity", "tamed", "unit_angle"]
+__all__ = ["HashFamily", "Sensitivity", "unit_angle"]
 
 _MOST = 2**40  # functions in one drawing: NumPy's own words for more are about dimensions
 
@@ -72,11 +72,11 @@ class HashFamily(ABC):
         """Hash values of `rows` (n, dim) as int64 digits (n, functions · digits_per_hash)."""
 
     def log_slope(self, cosine: Tensor) -> Tensor | None:
-        """D log p / d cosine of one hash, where the collision probability p is a function of the cosine; else None."""
+        """The derivative of log p by the cosine, for one hash, where p is a function of the cosine; else None."""
         return None
 
     def log_probability(self, cosine: Tensor) -> Tensor | None:
-        """Log of one hash's collision probability, where that is a function of the cosine; else None.
+        """The log of one hash's collision probability, where that is a function of the cosine; else None.
 
         Its derivative is `log_slope`, and near ±1, where that has a pole, the slope at ±0.9999.
 
@@ -164,13 +164,6 @@ class HashFamily(ABC):
         drawn = self.draw(random, tables * hashes)
         parameters = tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in drawn)
         return Hasher(self, tables, hashes, seed, parameters)
-
-
-def tamed(rows: Tensor) -> Tensor:
-    """Rows in float64, those with huge entries scaled down: their directions are the same, and no product overflows."""
-    rows = rows.double()
-    largest = rows.abs().amax(-1, keepdim=True)
-    return torch.where((largest > 1e100) & largest.isfinite(), rows / largest, rows)
 
 
 def unit_angle(distance: float) -> float:

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from annattn.errors import WideCodeError
+from annattn.errors import InputError, WideCodeError
+from annattn.lsh.codes import CODE_BITS, NO_BUCKET
 
 if TYPE_CHECKING:
     from annattn.lsh.family import HashFamily
 
-__all__ = ["CODE_BITS", "NO_BUCKET", "Hasher", "compact_rows"]
+__all__ = ["Hasher", "compact_rows"]
 
-CODE_BITS = 63
-NO_BUCKET = -1
-"""The code of a row that has no bucket: one with NaN or infinity."""
 _BLOCK = 16_384  # rows hashed at a time, so that the float64 projections stay in a cache
 
 
 @dataclass(frozen=True)
 class Hasher:
-    """g_1 … g_ℓ: maps rows to one bucket code a table; equal codes in table u mean the same bucket.
+    """g_1 … g_ℓ: maps rows to one bucket code per table; equal codes in table u mean the same bucket.
 
     Frozen, picklable, and a function of (family, tables, hashes, seed) alone. A row that holds NaN or infinity has
     no bucket and gets the code `NO_BUCKET` (-1) in every table.
@@ -49,10 +48,21 @@ class Hasher:
     spec: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        functions = self.tables * self.hashes
+        if any(len(drawn) != functions for drawn in self.parameters):
+            raise InputError(
+                "hasher",
+                given=f"parameters of {[len(drawn) for drawn in self.parameters]} hash functions",
+                expected=f"{functions}, for {self.tables} tables of {self.hashes}",
+                hint="draw it with family.sample(tables=..., hashes=..., seed=...)",
+            )
         # All but the parameters as one string, ready before any tracing starts; `restore` reads it.
-        family = {"name": type(self.family).__name__, "options": vars(self.family)}
-        spec = {"family": family, "tables": self.tables, "hashes": self.hashes, "seed": self.seed}
-        object.__setattr__(self, "spec", json.dumps(spec))
+        described = self.family, self.tables, self.hashes, self.seed
+        try:
+            spec = _spec(*described)
+        except TypeError:  # a user's family that cannot be hashed
+            spec = _spec.__wrapped__(*described)
+        object.__setattr__(self, "spec", spec)
 
     @property
     def dim(self) -> int:
@@ -90,7 +100,7 @@ class Hasher:
     def __call__(self, x: Shaped[Tensor, "... n dim"]) -> Int[Tensor, "... n tables"]:
         """Codes that mean the same in every call and every process.
 
-        Raises WideCodeError when the z values of some row do not fit 63 bits; `together` has no such limit.
+        Raises WideCodeError when the z values of some row do not fit 63 bits; `joint_codes` has no such limit.
         """
         self.family.check_rows(x)
         codes, wide = self._packed(x)
@@ -99,16 +109,16 @@ class Hasher:
                 "hash codes",
                 given=f"tuples of {self.hashes} values of {self.family} that do not fit {CODE_BITS} bits",
                 expected="tuples that can be packed into one code",
-                hint="use fewer hashes, or hasher.together(query, key), which numbers the tuples that occur",
+                hint="use fewer hashes, or hasher.joint_codes(query, key), which numbers the tuples that occur",
             )
         return codes
 
-    def together(self, *inputs: Shaped[Tensor, "... n dim"]) -> tuple[Int[Tensor, "... n tables"], ...]:
+    def joint_codes(self, *inputs: Shaped[Tensor, "... n dim"]) -> tuple[Int[Tensor, "... n tables"], ...]:
         """Codes that can be compared among these inputs: the packed ones, or exact numbers of the tuples that occur.
 
         >>> import annattn as aa
         >>> wide = aa.lsh.Hyperplane(4).sample(tables=2, hashes=100)
-        >>> q, k = wide.together(torch.ones(3, 4), torch.ones(5, 4))
+        >>> q, k = wide.joint_codes(torch.ones(3, 4), torch.ones(5, 4))
         >>> bool((q[0] == k).all())
         True
         """
@@ -161,7 +171,7 @@ class Hasher:
         return torch.cat(codes).reshape(*x.shape[:-1], self.tables), wide
 
     def _base(self) -> int | None:
-        """The number system of packed codes; for unbounded values, as many a hash as 63 bits leave room for."""
+        """The number system of packed codes; for unbounded values, as many per hash as 63 bits leave room for."""
         if self.family.digits_per_hash > 1:
             return None
         if self.family.values is None:
@@ -176,6 +186,12 @@ class Hasher:
         codes = torch.where(hashable[:, None], codes, NO_BUCKET)
         parts = codes.split([x.shape[:-1].numel() for x in inputs])
         return tuple(part.clone().reshape(*x.shape[:-1], self.tables) for part, x in zip(parts, inputs, strict=True))
+
+
+@lru_cache(maxsize=1024)
+def _spec(family: HashFamily, tables: int, hashes: int, seed: int) -> str:
+    described = {"name": type(family).__name__, "options": vars(family)}
+    return json.dumps({"family": described, "tables": tables, "hashes": hashes, "seed": seed})
 
 
 def compact_rows(rows: Int[Tensor, "n width"]) -> Int[Tensor, " n"]:

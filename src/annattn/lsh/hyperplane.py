@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from annattn.lsh.family import HashFamily, tamed, unit_angle
+from annattn.lsh.family import HashFamily, unit_angle
+from annattn.lsh.rows import rescale_huge
 
 __all__ = ["Hyperplane"]
 
@@ -16,7 +17,7 @@ _POLE = 1e-6
 
 @dataclass(frozen=True)
 class Hyperplane(HashFamily):
-    """h(x) = [a·x ≥ 0] with a Gaussian: one bit a hash, blind to the length of x.
+    """h(x) = [a·x ≥ 0] with a Gaussian: one bit per hash, blind to the length of x.
 
     Distances are between unit vectors, so at most 2.
 
@@ -63,4 +64,4 @@ class Hyperplane(HashFamily):
     def evaluate(self, parameters: tuple[Tensor, ...], rows: Tensor) -> Tensor:
         """On which side of each hyperplane a row lies; on it counts as the positive side."""
         (normals,) = parameters
-        return (tamed(rows) @ normals.double().T >= 0).to(torch.int64)
+        return (rescale_huge(rows) @ normals.double().T >= 0).to(torch.int64)

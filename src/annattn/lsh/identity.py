@@ -16,10 +16,10 @@ __all__ = ["Identity"]
 class Identity(HashFamily):
     """h(x) = x: equal rows, equal codes, of any dtype; with it ANNA is Exact-Match Attention (r = 0, c → ∞).
 
-    −0.0 equals 0.0 and NaN equals nothing. A row is too wide for one code, so compare codes drawn by `together`.
+    −0.0 equals 0.0 and NaN equals nothing. A row is too wide for one code, so compare codes by `Hasher.joint_codes`.
 
     >>> hasher = Identity(2).sample(tables=1, hashes=1)
-    >>> q, k = hasher.together(torch.tensor([[0.0, 1.0]]), torch.tensor([[-0.0, 1.0], [0.5, 1.0]]))
+    >>> q, k = hasher.joint_codes(torch.tensor([[0.0, 1.0]]), torch.tensor([[-0.0, 1.0], [0.5, 1.0]]))
     >>> (q == k).tolist()
     [[True], [False]]
     """
@@ -31,7 +31,7 @@ class Identity(HashFamily):
 
     @property
     def digits_per_hash(self) -> int:
-        """One a coordinate."""
+        """One per coordinate."""
         return self.dim
 
     def collision_probability(self, distance: float) -> float:

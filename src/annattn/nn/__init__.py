@@ -1,8 +1,6 @@
 """Transformers over the mechanisms of `attention`, and their checkpoints."""
 
-from annattn.nn.checkpoint import load_model, save_model
-from annattn.nn.mechanisms import (
-    ATTENTIONS,
+from annattn.attention import (
     AnnaConfig,
     AttentionConfig,
     ExactMatchConfig,
@@ -10,14 +8,15 @@ from annattn.nn.mechanisms import (
     ExpectedLatestConfig,
     LatestMatchConfig,
     LowRankConfig,
+    ReformerConfig,
     SampledCollisionConfig,
     SampledLatestConfig,
     SoftmaxConfig,
 )
+from annattn.nn.checkpoint import load_model, save_model
 from annattn.nn.transformer import Transformer, TransformerConfig
 
 __all__ = [
-    "ATTENTIONS",
     "AnnaConfig",
     "AttentionConfig",
     "ExactMatchConfig",
@@ -25,6 +24,7 @@ __all__ = [
     "ExpectedLatestConfig",
     "LatestMatchConfig",
     "LowRankConfig",
+    "ReformerConfig",
     "SampledCollisionConfig",
     "SampledLatestConfig",
     "SoftmaxConfig",

@@ -1,7 +1,7 @@
 """Checkpoints: weights as safetensors, everything else as JSON beside them; written whole or not at all."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +10,27 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from annattn.attention import MECHANISMS, AttentionConfig
 from annattn.errors import InputError
 from annattn.files import as_json, write_bytes, write_text
-from annattn.nn.mechanisms import read_attention, write_attention
 from annattn.nn.transformer import Transformer, TransformerConfig
 
 __all__ = [
     "check_tensors",
     "checkpoint_files",
+    "current_names",
     "load_model",
+    "read_attention",
     "read_config",
     "read_tensors",
     "save_model",
+    "write_attention",
     "write_config",
     "write_tensors",
 ]
 
 FORMAT = 1
+_RENAMED_OPTIONS = {"alike": "identity_init"}
 
 
 def save_model(model: Transformer, path: str | Path, *, notes: dict[str, Any] | None = None) -> Path:
@@ -133,13 +137,53 @@ def read_config(data: Any, where: str = "config") -> TransformerConfig:
     True
     """
     try:
-        options = dict(data)
+        options = current_names(dict(data))
         options["attention"] = tuple(read_attention(mechanism) for mechanism in options["attention"])
         return TransformerConfig(**options)
     except InputError as wrong:
         raise InputError(f"model of {where}", given="an impossible config", expected=str(wrong)) from None
     except (TypeError, KeyError, ValueError, AttributeError) as wrong:
         raise InputError(f"model of {where}", given=repr(wrong), expected="the fields of TransformerConfig") from None
+
+
+def current_names(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a TransformerConfig that an earlier version wrote, by the names they have now.
+
+    >>> current_names({"alike": True, "positions": "waves"})
+    {'identity_init': True, 'positions': 'prime'}
+    """
+    renamed = {_RENAMED_OPTIONS.get(name, name): value for name, value in options.items()}
+    return renamed | ({"positions": "prime"} if renamed.get("positions") == "waves" else {})
+
+
+def write_attention(config: AttentionConfig) -> dict[str, Any]:
+    """The description of a mechanism as JSON-ready data.
+
+    >>> from annattn.nn import SoftmaxConfig
+    >>> write_attention(SoftmaxConfig(beta=2.0))
+    {'mechanism': 'softmax', 'beta': 2.0, 'dropout': 0.0}
+    """
+    names = [name for name, mechanism in MECHANISMS.items() if mechanism.config is type(config)]
+    if not names:
+        raise InputError("mechanism", given=type(config).__name__, expected="one that is listed in MECHANISMS")
+    return {"mechanism": names[0], **asdict(config)}
+
+
+def read_attention(data: dict[str, Any]) -> AttentionConfig:
+    """The inverse of `write_attention`; what it does not know is an error.
+
+    >>> read_attention({"mechanism": "softmax", "beta": 2.0})
+    SoftmaxConfig(beta=2.0, dropout=0.0)
+    """
+    options = dict(data)
+    name = options.pop("mechanism", None)
+    if name not in MECHANISMS:
+        raise InputError("mechanism", given=repr(name), expected=f"one of {', '.join(MECHANISMS)}")
+    kind = MECHANISMS[name].config
+    unknown = sorted(set(options) - {field.name for field in fields(kind)})
+    if unknown:
+        raise InputError(f"options of {name}", given=unknown, expected=f"those of {kind.__name__}")
+    return kind(**options)
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:

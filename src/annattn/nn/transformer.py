@@ -1,24 +1,25 @@
-"""The transformer of the paper's experiments: embeddings, pre-norm blocks, and one mechanism a layer."""
+"""The transformer of the paper's experiments: embeddings, pre-norm blocks, and one mechanism per layer."""
 
 import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from annattn.attention.position_coded import LARGEST_POWER
-from annattn.checks import require_count
+from annattn.attention import AttentionConfig, SoftmaxConfig
+from annattn.attention.position_coded import LARGEST_POWER, position_coded
+from annattn.checks import require_choice, require_count, require_flag
 from annattn.errors import InputError
-from annattn.nn.mechanisms import AttentionConfig, SoftmaxConfig
 from annattn.seeds import check_seed
 
-__all__ = ["Transformer", "TransformerConfig", "turned", "waves"]
+__all__ = ["Transformer", "TransformerConfig", "apply_rotary", "prime_positions"]
 
+_M = TypeVar("_M", bound=nn.Module)
 _LARGEST = 2**24  # of any size: products of two stay far inside 64 bits
 
 
@@ -26,11 +27,11 @@ _LARGEST = 2**24  # of any size: products of two stay far inside 64 bits
 class TransformerConfig:
     """Sizes of a transformer, and the mechanism of each of its layers.
 
-    - positions: "learned" rows up to `length`; "waves" (see `waves`), which have no end; "none".
-    - rotary: for each layer, whether its queries and keys are turned by their positions, at the frequencies of `waves`,
-      so that it sees distances between positions and not the positions. Element-wise too: each row by its own position.
-    - alike: start with heads that pass on unchanged what they read, and, in layers that are not rotary, with equal
-      maps for queries and keys, so that equal content meets from the first step on.
+    - positions: "learned" rows up to `length`; "prime" (see `prime_positions`), which have no end; "none".
+    - rotary: for each layer, whether its queries and keys are rotated by their positions (see `apply_rotary`), so that
+      it sees distances between positions and not the positions. Element-wise too: each row by its own position.
+    - identity_init: start with heads that pass on unchanged what they read, and, in layers that are not rotary, with
+      equal maps for queries and keys, so that equal content meets from the first step.
     - recency: for each layer, 0 or the rate a of `position_coded` values: among the keys a query meets, the latest
       outweighs all before it. A layer with a rate reads at most 1000/a positions.
 
@@ -46,46 +47,51 @@ class TransformerConfig:
     heads: int = 1
     attention: tuple[AttentionConfig, ...] = (SoftmaxConfig(),)
     is_causal: bool = True
-    positions: Literal["learned", "waves", "none"] = "learned"
+    positions: Literal["learned", "prime", "none"] = "learned"
     rotary: tuple[bool, ...] = ()
     recency: tuple[float, ...] = ()
-    alike: bool = False
+    identity_init: bool = False
 
     def __post_init__(self) -> None:
         for name in ("input_vocab", "target_vocab", "length", "dim", "heads"):
-            require_count(name, getattr(self, name))
-            if getattr(self, name) > _LARGEST:
-                raise InputError(name, given=getattr(self, name), expected=f"at most {_LARGEST:,}")
-        for name in ("is_causal", "alike"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(name, given=repr(getattr(self, name)), expected="True or False")
+            object.__setattr__(self, name, require_count(name, getattr(self, name), most=_LARGEST))
+        for name in ("is_causal", "identity_init"):
+            require_flag(name, getattr(self, name))
         if self.dim % self.heads:
             raise InputError("dim", given=self.dim, expected=f"a multiple of the {self.heads} heads")
-        if self.positions not in ("learned", "waves", "none"):
-            raise InputError("positions", given=repr(self.positions), expected='"learned", "waves" or "none"')
+        require_choice("positions", self.positions, ("learned", "prime", "none"))
         for name in ("attention", "rotary", "recency"):
             if not isinstance(getattr(self, name), tuple | list):
-                raise InputError(name, given=repr(getattr(self, name)), expected="a tuple, one entry a layer")
+                raise InputError(name, given=repr(getattr(self, name)), expected="a tuple, one entry per layer")
         object.__setattr__(self, "attention", _mechanisms(self.attention))
         object.__setattr__(self, "rotary", tuple(map(bool, self.rotary)) or (False,) * len(self.attention))
         object.__setattr__(self, "recency", tuple(map(float, self.recency)) or (0.0,) * len(self.attention))
         if not self.attention:
-            raise InputError("attention", given="no layer", expected="one mechanism a layer")
+            raise InputError("attention", given="no layer", expected="one mechanism per layer")
         for name in ("rotary", "recency"):
             if len(getattr(self, name)) != len(self.attention):
-                wanted = f"{len(self.attention)} entries, one a layer"
+                wanted = f"{len(self.attention)} entries, one per layer"
                 raise InputError(name, given=getattr(self, name), expected=wanted)
         if any(self.rotary) and self.head_dim % 2:
-            raise InputError("dim", given=self.dim, expected="an even width a head, for rotary layers")
+            raise InputError("dim", given=self.dim, expected="an even width per head, for rotary layers")
         for layer, (mechanism, rate) in enumerate(zip(self.attention, self.recency, strict=True)):
-            if mechanism.needs_causal and not self.is_causal:
-                raise InputError(f"attention of layer {layer}", given=mechanism, expected="is_causal=True with it")
+            if mechanism.causal == ("never" if self.is_causal else "always"):
+                fitting = not self.is_causal
+                raise InputError(
+                    f"attention of layer {layer}", given=mechanism, expected=f"is_causal={fitting} with it"
+                )
+            if mechanism.largest_length is not None and self.length > mechanism.largest_length:
+                raise InputError(
+                    f"attention of layer {layer}",
+                    given=f"{mechanism} for a length of {self.length}",
+                    expected=f"a length of at most {mechanism.largest_length}",
+                )
             if not 0 <= rate * self.length <= 2 * LARGEST_POWER:
                 raise InputError(
                     f"recency of layer {layer}",
                     given=rate,
                     expected=f"0 to {2 * LARGEST_POWER / self.length:g} for a length of {self.length}",
-                    hint="values are multiplied by 2^(rate·position), which must stay inside float32",
+                    hint="values are multiplied by 2^(rate·position), which must stay inside float64",
                 )
 
     @property
@@ -162,24 +168,25 @@ class Transformer(nn.Module):
                     "tokens",
                     given=f"positions up to {first_position + n}",
                     expected=f"at most the {self.config.length} learned ones",
-                    hint='train with positions="waves" or "none" to go further',
+                    hint='train with positions="prime" or "none" to go further',
                 )
             x = x + self.positions(positions)
-        elif self.config.positions == "waves":
-            x = x + waves(positions, self.config.dim).to(x.dtype)
+        elif self.config.positions == "prime":
+            x = x + prime_positions(positions, self.config.dim).to(x.dtype)
         for block in self.blocks:
             x = block(x, positions, key_mask)
         return self.head(self.norm(x))
 
     def with_attention(self, *attention: AttentionConfig) -> "Transformer":
-        """The same weights, shared, under another mechanism: one for all layers, or one a layer."""
+        """The same weights, shared, under another mechanism: one for all layers, or one per layer."""
         layers = self.config.layers
         if len(attention) not in (1, layers):
-            raise InputError("attention", given=f"{len(attention)} mechanisms", expected=f"1, or {layers}: one a layer")
+            raise InputError(
+                "attention", given=f"{len(attention)} mechanisms", expected=f"1, or {layers}: one per layer"
+            )
         chosen = _mechanisms(attention * layers if len(attention) == 1 else attention)
-        other = copy.copy(self)
+        other = _own_registries(copy.copy(self))
         other.config = replace(self.config, attention=chosen)
-        other._modules = dict(self._modules)
         other.blocks = nn.ModuleList(
             block.with_attention(mechanism) for block, mechanism in zip(self._blocks, chosen, strict=True)
         )
@@ -213,7 +220,7 @@ class _Block(nn.Module):
             with torch.no_grad():
                 self.query_key_value.weight[: 2 * config.dim] *= 0.3
                 nn.init.normal_(self.query_key_value.bias[: 2 * config.dim])
-        if config.alike:
+        if config.identity_init:
             with torch.no_grad():
                 query, key, value = self.query_key_value.weight.split(config.dim)
                 nn.init.eye_(value)
@@ -230,21 +237,33 @@ class _Block(nn.Module):
         split = self.query_key_value(self.attention_norm(x)).view(batch, n, 3, config.heads, config.head_dim)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
         if config.rotary[self.layer]:
-            query, key = turned(query, positions), turned(key, positions)
-        read = self.attend(query, key, value, config.is_causal, key_mask)
+            query, key = apply_rotary(query, positions), apply_rotary(key, positions)
+        rate, is_causal = config.recency[self.layer], config.is_causal
+        if key_mask is not None and not self.mechanism.takes_mask:
+            raise InputError(f"key_mask in layer {self.layer}", given="a mask", expected=f"none with {self.mechanism}")
+        longest = self.mechanism.largest_length
+        if longest is not None and n > longest:
+            raise InputError(f"tokens in layer {self.layer}", given=n, expected=f"at most {longest}")
+        if rate:
+            read = position_coded(lambda u: self.attend(query, key, u, is_causal, key_mask), value, rate)
+        else:
+            read = self.attend(query, key, value, is_causal, key_mask)
         x = x + self.out(read.transpose(1, 2).reshape(batch, n, dim))
         return x + self.mlp(self.mlp_norm(x))
 
     def with_attention(self, mechanism: AttentionConfig) -> "_Block":
-        other = copy.copy(self)
+        other = _own_registries(copy.copy(self))
+        other._modules.pop("attend", None)
         other.mechanism = mechanism
         other.draw(None)
         return other
 
     def draw(self, seed: int | None) -> None:
-        """Bind the mechanism, with hash functions of this seed or of its own."""
-        self.seed, rate = seed, self.config.recency[self.layer]
-        self.attend = self.mechanism.bind(self.config.head_dim, self.layer, seed, rate)
+        """Bind the mechanism, with hash functions of this seed or of its own; parameters it has already stay."""
+        self.seed = seed
+        if "attend" not in self._modules:
+            bound = self.mechanism.bind(self.config.head_dim, self.layer, seed)
+            self.attend = bound.to(self.out.weight) if isinstance(bound, nn.Module) else bound
 
     def __getstate__(self) -> dict[str, Any]:
         # Hash functions are not written: the seed gives them again.
@@ -255,6 +274,13 @@ class _Block(nn.Module):
         self.draw(self.seed)
 
 
+def _own_registries(module: "_M") -> "_M":
+    """What is registered on a copy from now on must not appear on the original."""
+    for name in ("_modules", "_parameters", "_buffers"):
+        object.__setattr__(module, name, dict(getattr(module, name)))
+    return module
+
+
 def _mechanisms(attention: Sequence[object]) -> tuple[AttentionConfig, ...]:
     for one in attention:
         if not isinstance(one, AttentionConfig):
@@ -262,14 +288,14 @@ def _mechanisms(attention: Sequence[object]) -> tuple[AttentionConfig, ...]:
     return tuple(attention)  # type: ignore[arg-type]
 
 
-def waves(positions: Int[Tensor, " n"], dim: int) -> Float[Tensor, "n dim"]:
+def prime_positions(positions: Int[Tensor, " n"], dim: int) -> Float[Tensor, "n dim"]:
     """Cosines and sines at frequencies spread over (0, π), the roots of primes mod 1: there is no last position.
 
-    One step further is one rotation, the same everywhere, so a linear map of a code is the code of the position before;
-    and two positions are nearly orthogonal, also neighbours, so hashing tells them apart. The frequencies have no
-    common measure, so no distance brings all waves back into phase.
+    One step further is one rotation, the same everywhere, so a linear map of a code is the code of the position before.
+    Two positions are nearly orthogonal, even neighbours, so hashing tells them apart. The frequencies have no common
+    measure, so no distance brings all of them back into phase.
 
-    >>> waves(torch.arange(2), 4).shape
+    >>> prime_positions(torch.arange(2), 4).shape
     torch.Size([2, 4])
     """
     turns = torch.tensor(_primes((dim + 1) // 2), device=positions.device, dtype=torch.float64).sqrt() % 1
@@ -288,12 +314,16 @@ def _primes(count: int) -> list[int]:
     return found
 
 
-def turned(x: Float[Tensor, "batch heads n dim"], positions: Int[Tensor, " n"]) -> Float[Tensor, "batch heads n dim"]:
-    """Every row turned by its position at the frequencies of `waves`: ⟨turned q, turned k⟩ sees only the distance.
+def apply_rotary(
+    x: Float[Tensor, "batch heads n dim"], positions: Int[Tensor, " n"]
+) -> Float[Tensor, "batch heads n dim"]:
+    """Each row rotated by its position, at the frequencies of `prime_positions`.
 
-    >>> turned(torch.ones(1, 1, 3, 4), torch.arange(3)).square().sum(-1)
+    The inner product of a rotated query and a rotated key depends on the distance of their positions alone.
+
+    >>> apply_rotary(torch.ones(1, 1, 3, 4), torch.arange(3)).square().sum(-1)
     tensor([[[4.0000, 4.0000, 4.0000]]])
     """
-    cosine, sine = (waves(positions, x.shape[-1]).to(x.dtype) * math.sqrt(2)).chunk(2, dim=-1)
+    cosine, sine = (prime_positions(positions, x.shape[-1]).to(x.dtype) * math.sqrt(2)).chunk(2, dim=-1)
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cosine - right * sine, left * sine + right * cosine], dim=-1)

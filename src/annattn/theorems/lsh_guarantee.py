@@ -143,5 +143,5 @@ def _as_written(query: Tensor, key: Tensor, hasher: Hasher, rows: int = 32) -> b
 
 def _numbers_stored(hasher: Hasher, key: Tensor) -> int:
     """What the ℓ tables hold: a sum of m numbers and a count for every bucket that some key fell into."""
-    (codes,) = hasher.together(key)
+    (codes,) = hasher.joint_codes(key)
     return sum(len(codes[:, table].unique()) for table in range(hasher.tables)) * (hasher.dim + 1)

@@ -8,8 +8,8 @@ each in whole lines of 64 bytes. Buckets of few pairs take them one by one.
 import numpy as np
 from numba import types
 
-from annattn.kernels.compiled import kernel
-from annattn.kernels.simd import I64, data_of, intrinsic, load, loop, multiply_add, splat, store, zero
+from annattn.kernels.numba.compiled import kernel
+from annattn.kernels.numba.simd import I64, data_of, intrinsic, load, loop, multiply_add, splat, store, zero
 
 __all__ = ["LINE", "ROWS", "add_turns", "sort_by_bucket"]
 

@@ -2,10 +2,14 @@
 
 import numpy as np
 
-from annattn.kernels.compiled import kernel
-from annattn.kernels.threads import Run
+from annattn.kernels.numba.compiled import kernel
+from annattn.kernels.numba.threads import Run
+from annattn.lsh import IGNORED
+from annattn.seeds import splitmix64
 
 __all__ = ["number_rows", "slots_of"]
+
+_mixed = kernel(splitmix64)
 
 
 def slots_of(targets: np.ndarray, sources: np.ndarray, buckets: int, run: Run) -> tuple[np.ndarray, np.ndarray, int]:
@@ -29,7 +33,7 @@ def slots_of(targets: np.ndarray, sources: np.ndarray, buckets: int, run: Run) -
 
 @kernel
 def _number_codes(targets, sources, table, new_targets, new_sources):
-    """Number the codes of `sources` in order of appearance, exactly; targets that meet none of them get -2.
+    """Number the codes of `sources` in order of appearance, exactly; targets that meet none of them get IGNORED.
 
     Open addressing with the full code compared, so that no two codes ever share a number. Returns how many there are.
     """
@@ -58,13 +62,13 @@ def _number_codes(targets, sources, table, new_targets, new_sources):
         at = _mixed(np.uint64(code)) & mask
         while names[at] != -1 and names[at] != code:
             at = (at + np.uint64(1)) & mask
-        new_targets[row, table] = numbers[at] if names[at] == code else -2
+        new_targets[row, table] = numbers[at] if names[at] == code else IGNORED
     return used
 
 
 @kernel
 def number_rows(rows, usable, numbers):
-    """Number equal rows (n, width) of int64 alike, in order of appearance; those not usable get -2.
+    """Number equal rows (n, width) of int64 alike, in order of appearance; those not usable get IGNORED.
 
     The same open addressing, with whole rows compared.
     """
@@ -74,7 +78,7 @@ def number_rows(rows, usable, numbers):
     used = 0
     for row in range(count):
         if not usable[row]:
-            numbers[row] = -2
+            numbers[row] = IGNORED
             continue
         at = np.uint64(0)
         for k in range(width):
@@ -105,11 +109,3 @@ def _room(entries):
     while size < 2 * entries:
         size *= 2
     return size
-
-
-@kernel
-def _mixed(x):
-    """Spread 64 bits so that the low ones depend on all (the finaliser of splitmix64)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

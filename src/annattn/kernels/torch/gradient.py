@@ -15,28 +15,15 @@ import torch
 from torch import Tensor
 
 from annattn.kernels.codes import heads_and_shares
+from annattn.kernels.interface import GradientInputs, Order, Slope
+from annattn.lsh.rows import directions_and_lengths
 
-__all__ = ["Slope", "latest_gradient", "query_key_gradient"]
+__all__ = ["collision_gradient", "newest_gradient"]
 
-_ALL_PAIRS = 1024**2  # up to this many query-key pairs a head, comparing all of them beats sorting into buckets
+_ALL_PAIRS = 1024**2  # up to this many query-key pairs per head, comparing all of them beats sorting into buckets
 _SMALL = 1024  # pairs of a bucket below which it joins the list of single pairs
 _LIST = 2**16  # single pairs handled at a time
 _CHUNK = 128  # rows of a bucket in a causal pass, or queries against all keys of a bucket otherwise
-
-
-@dataclass(frozen=True)
-class Slope:
-    """w as a function of the cosine, or one number for all pairs."""
-
-    constant: float | None
-    function: Callable[[Tensor], Tensor] | None = None
-
-    def __call__(self, cosine: Tensor) -> Tensor | float:
-        """W at these cosines."""
-        if self.constant is not None:
-            return self.constant
-        assert self.function is not None
-        return self.function(cosine)
 
 
 @dataclass(frozen=True)
@@ -58,56 +45,53 @@ class _Rows:
         return _Rows(self.query[i], self.key[j], self.value[j], self.weight[i], self.level[i])
 
 
-def query_key_gradient(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_codes: Tensor,
-    key_codes: Tensor,
-    grad: Tensor,
-    out: Tensor,
-    count: Tensor,
-    is_causal: bool,
-    buckets: int,
-    slope: Slope,
-) -> tuple[Tensor, Tensor]:
-    """dL/dquery and dL/dkey of `average`, by whichever route is cheapest."""
-    _, share, _ = heads_and_shares(query_codes, key_codes)
-    n, m = query.shape[2], key.shape[2]
-    grad_query, grad_key = torch.zeros_like(query, dtype=grad.dtype), torch.zeros_like(key, dtype=grad.dtype)
-    if not query.numel() or not key.numel():
-        return grad_query, grad_key
-    unit_query, query_norm = _unit(query.to(grad.dtype))
-    unit_key, key_norm = _unit(key.to(grad.dtype))
-    weight, level = _scaled(grad, out, count)
-    position = torch.arange(n, device=query.device) + (m - n) if is_causal else None
-    for batch, head, mine, rows in _groups(unit_query, unit_key, value.to(grad.dtype), weight, level):
-        horizon = None if position is None else position.repeat(share)
-        codes = query_codes[batch, mine].flatten(0, 1), key_codes[batch, head]
-        route = _all_pairs if share * n * m <= _ALL_PAIRS else _by_bucket
-        to_query, to_key = route(rows, *codes, horizon, slope)
-        grad_query[batch, mine] = to_query.reshape(share, n, -1)
-        grad_key[batch, head] = to_key
-    return _tangent(grad_query, unit_query, query_norm), _tangent(grad_key, unit_key, key_norm)
+def collision_gradient(inputs: GradientInputs) -> tuple[Tensor, Tensor]:
+    """The gradients of `bucket_mean` for queries and keys, by whichever route is cheapest."""
+    assert inputs.query_codes is not None
+    assert inputs.key_codes is not None
+    query_codes, key_codes, slope = inputs.query_codes, inputs.key_codes, inputs.slope
+    n, m = inputs.query.shape[2], inputs.key.shape[2]
+
+    def of_group(batch: int, head: int, mine: slice, rows: _Rows) -> tuple[Tensor, Tensor]:
+        horizon = None
+        if inputs.order == Order.CAUSAL:
+            horizon = (torch.arange(n, device=rows.query.device) + (m - n)).repeat(mine.stop - mine.start)
+        route = _all_pairs if len(rows.query) * m <= _ALL_PAIRS else _by_bucket
+        return route(rows, query_codes[batch, mine].flatten(0, 1), key_codes[batch, head], horizon, slope)
+
+    return _by_group(inputs, of_group)
 
 
-def latest_gradient(
-    query: Tensor, key: Tensor, value: Tensor, newest: Tensor, grad: Tensor, out: Tensor, *, slope: Slope
-) -> tuple[Tensor, Tensor]:
-    """The same for latest-match attention, whose pairs are each query with the newest key of each of its buckets."""
-    grad_query, grad_key = torch.zeros_like(query, dtype=grad.dtype), torch.zeros_like(key, dtype=grad.dtype)
-    if not query.numel() or not key.numel():
-        return grad_query, grad_key
-    unit_query, query_norm = _unit(query.to(grad.dtype))
-    unit_key, key_norm = _unit(key.to(grad.dtype))
-    weight, level = _scaled(grad, out, (newest >= 0).sum(-1))
-    for batch, head, mine, rows in _groups(unit_query, unit_key, value.to(grad.dtype), weight, level):
+def newest_gradient(inputs: GradientInputs) -> tuple[Tensor, Tensor]:
+    """The same for `newest_mean`, whose pairs are each query with the newest key of each of its buckets."""
+    assert inputs.newest is not None
+    newest, slope = inputs.newest, inputs.slope
+
+    def of_group(batch: int, head: int, mine: slice, rows: _Rows) -> tuple[Tensor, Tensor]:
         at = newest[batch, mine].flatten(0, 1)
         sums = _Sums(rows)
         sums.add_pairs((at >= 0).nonzero()[:, 0], at[at >= 0], slope)
-        grad_query[batch, mine] = sums.query.reshape(grad_query[batch, mine].shape)
-        grad_key[batch, head] = sums.key
-    return _tangent(grad_query, unit_query, query_norm), _tangent(grad_key, unit_key, key_norm)
+        return sums.query, sums.key
+
+    return _by_group(inputs, of_group)
+
+
+def _by_group(
+    inputs: GradientInputs, of_group: Callable[[int, int, slice, "_Rows"], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """The gradient for unit rows, one key head of one batch row at a time, made one for the rows as they are."""
+    dtype = inputs.grad.dtype
+    grad_query, grad_key = (torch.zeros_like(x, dtype=dtype) for x in (inputs.query, inputs.key))
+    if not inputs.query.numel() or not inputs.key.numel():
+        return grad_query, grad_key
+    query, query_length = directions_and_lengths(inputs.query.to(dtype))
+    key, key_length = directions_and_lengths(inputs.key.to(dtype))
+    weight, level = _scaled(inputs.grad, inputs.out, inputs.count)
+    for batch, head, mine, rows in _groups(query, key, inputs.value.to(dtype), weight, level):
+        to_query, to_key = of_group(batch, head, mine, rows)
+        grad_query[batch, mine] = to_query.reshape(grad_query[batch, mine].shape)
+        grad_key[batch, head] = to_key
+    return _tangent(grad_query, query, query_length), _tangent(grad_key, key, key_length)
 
 
 def _groups(
@@ -127,16 +111,6 @@ def _scaled(grad: Tensor, out: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     weight = grad / count[..., None].clamp(min=1)
     level = (weight * out.to(grad.dtype).nan_to_num(0, 0, 0)).sum(-1)
     return weight, level
-
-
-def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
-    largest = x.abs().amax(-1, keepdim=True) if x.shape[-1] else x.new_ones(*x.shape[:-1], 1)
-    usable = (largest > 0) & largest.isfinite()
-    largest = torch.where(usable, largest, 1)
-    # Scaled first, so that squares neither overflow nor vanish; a row without a direction gets no gradient.
-    scaled = torch.where(usable, x / largest, 0)
-    norm = torch.where(usable, scaled.norm(dim=-1, keepdim=True), 1)
-    return scaled / norm, torch.where(usable, largest * norm, torch.inf)
 
 
 def _tangent(grad: Tensor, unit: Tensor, norm: Tensor) -> Tensor:

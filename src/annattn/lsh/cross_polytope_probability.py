@@ -77,7 +77,7 @@ def _rotation_polynomial(axes: int) -> np.ndarray:
 
 
 def _sample_angle_density(count: int, cosines: np.ndarray, angles: np.ndarray) -> np.ndarray:
-    """Density, up to a factor a row, of the angle between two vectors of `count` normal pairs of given correlation.
+    """Density, up to one factor per row, of the angle between two vectors of `count` normal pairs of given correlation.
 
     Fisher's density of the sample correlation r: (1 − r²)^((count−3)/2) · ∫_0^∞ (cosh t − ρ r)^(−count) dt.
     """

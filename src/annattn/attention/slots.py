@@ -1,18 +1,20 @@
-"""Where in a cache's table a bucket has its sum: a place for every bucket there could be, or for those that occur."""
+"""Where a state keeps a bucket: a slot for every bucket there could be, or for those that occur."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from annattn.errors import InputError
+from annattn.kernels import choose, hash_call
 from annattn.lsh import Hasher
 
-__all__ = ["DENSE_BUCKETS", "DenseSlots", "SparseSlots", "make_slots"]
+__all__ = ["DENSE_BUCKETS", "DenseSlots", "Slots", "SparseSlots", "make_slots"]
 
 DENSE_BUCKETS = 2**14  # a table of more buckets is stored by the buckets that occur
 
 
-def make_slots(hasher: Hasher, batch: int, heads: int) -> "DenseSlots | SparseSlots":
+def make_slots(hasher: Hasher, batch: int, heads: int) -> "Slots":
     """Dense where the tables are small enough."""
     dense = hasher.buckets is not None and hasher.buckets <= DENSE_BUCKETS
     return (DenseSlots if dense else SparseSlots)(hasher, batch, heads)
@@ -20,6 +22,8 @@ def make_slots(hasher: Hasher, batch: int, heads: int) -> "DenseSlots | SparseSl
 
 class DenseSlots:
     """A slot for every bucket there could be."""
+
+    grows = False
 
     def __init__(self, hasher: Hasher, batch: int, heads: int) -> None:
         assert hasher.buckets is not None
@@ -31,8 +35,14 @@ class DenseSlots:
 
     def find(self, rows: Tensor, kept: Tensor, *, create: bool, share: int = 1) -> Tensor:
         """The slot of every kept row (batch, heads, n, dim) in every table, 0 for the others."""
-        slots = self.hasher(rows) + self.home.repeat_interleave(share, 1)
-        return torch.where(kept[..., None], slots, 0)
+        codes = choose(hash_call(self.hasher, rows, rows)).hash_rows(self.hasher, rows)
+        home = self.home if share == 1 else self.home.repeat_interleave(share, 1)
+        return torch.where(kept[..., None], codes + home, 0)
+
+    def adopt(self, other: "Slots") -> tuple[Tensor, Tensor]:
+        """Where the buckets of another state belong: their slots here, and there."""
+        every = torch.arange(1, self.size, device=self.home.device)
+        return every, every
 
     def rearrange(self, sources: Sequence[int | None]) -> Tensor:
         """Batch row b becomes what row sources[b] was, or empty; returns the old slot of every new one."""
@@ -44,6 +54,9 @@ class DenseSlots:
         """Nothing to save: a slot follows from the code."""
         return {}
 
+    def check(self, state: dict[str, Tensor]) -> None:
+        """Nothing to check beyond shapes."""
+
     def load(self, state: dict[str, Tensor]) -> None:
         """Nothing to take over."""
 
@@ -51,8 +64,10 @@ class DenseSlots:
 class SparseSlots:
     """A slot for every bucket that occurs, found by the hash values themselves, so of any width."""
 
+    grows = True
+
     def __init__(self, hasher: Hasher, batch: int, heads: int) -> None:
-        self.hasher, self.heads = hasher, heads
+        self.hasher, self.batch, self.heads = hasher, batch, heads
         self.maps: list[dict[tuple[int, int, bytes], int]] = [{} for _ in range(batch)]
         self.size = 1
 
@@ -62,15 +77,27 @@ class SparseSlots:
         slots = torch.zeros(*rows.shape[:3], self.hasher.tables, dtype=torch.int64)
         found = slots.numpy()
         for batch, head, at in zip(*taken.nonzero(), strict=True):
-            buckets = self.maps[batch]
             for table in range(self.hasher.tables):
                 name = (int(head) // share, table, digits[batch, head, at, table].tobytes())
-                slot = buckets.get(name, 0)
-                if slot == 0 and create:
-                    slot = buckets[name] = self.size
-                    self.size += 1
-                found[batch, head, at, table] = slot
+                if create:
+                    found[batch, head, at, table] = self._slot(batch, name)
+                else:
+                    found[batch, head, at, table] = self.maps[batch].get(name, 0)
         return slots.to(rows.device)
+
+    def _slot(self, batch: int, name: tuple[int, int, bytes]) -> int:
+        slot = self.maps[batch].setdefault(name, self.size)
+        self.size += slot == self.size
+        return slot
+
+    def adopt(self, other: "Slots") -> tuple[Tensor, Tensor]:
+        """The same; buckets that are new here get slots."""
+        assert isinstance(other, SparseSlots)
+        pairs = [
+            (self._slot(batch, name), slot) for batch, names in enumerate(other.maps) for name, slot in names.items()
+        ]
+        both = torch.tensor(pairs, dtype=torch.int64, device=self.hasher.device).reshape(-1, 2)
+        return both[:, 0], both[:, 1]
 
     def rearrange(self, sources: Sequence[int | None]) -> Tensor:
         """Batch row b becomes what row sources[b] was, or empty; returns the old slot of every new one."""
@@ -95,6 +122,17 @@ class SparseSlots:
         owners = torch.tensor([entry[:4] for entry in entries], dtype=torch.int64)
         return {"slot_digits": digits.reshape(-1, width), "slot_owners": owners.reshape(-1, 4)}
 
+    def check(self, state: dict[str, Tensor]) -> None:
+        """Raise InputError unless every slot of the tables has one owner that exists."""
+        owners = state["slot_owners"]
+        if not (len(state["slot_digits"]) == len(owners) < len(state["table"]) == len(state["tally"])):
+            sizes = {name: len(tensor) for name, tensor in state.items()}
+            raise InputError("state", given=f"lengths {sizes}", expected="an owner for every slot of the table")
+        low = torch.tensor([0, 0, 0, 1])
+        high = torch.tensor([self.batch, self.heads, self.hasher.tables, len(owners) + 1])
+        if not bool(((owners.cpu() >= low) & (owners.cpu() < high)).all()):
+            raise InputError("state", given="slot owners out of range", expected="those of a cache made like this one")
+
     def load(self, state: dict[str, Tensor]) -> None:
         """Take over what `state` gave."""
         self.maps = [{} for _ in self.maps]
@@ -102,3 +140,6 @@ class SparseSlots:
         for (row, head, table, slot), name in zip(state["slot_owners"].tolist(), digits, strict=True):
             self.maps[row][head, table, name.tobytes()] = slot
         self.size = 1 + sum(map(len, self.maps))
+
+
+Slots = DenseSlots | SparseSlots

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from annattn.kernels import memory
 from annattn.kernels.codes import heads_and_shares
-from annattn.kernels.compiled import kernel, say_if_slow
-from annattn.kernels.numba_numbers import slots_of
-from annattn.kernels.numba_outer import LINE, ROWS, add_turns, sort_by_bucket
-from annattn.kernels.threads import Run, run_groups
+from annattn.kernels.interface import GradientInputs, Order
+from annattn.kernels.numba import memory
+from annattn.kernels.numba.compiled import kernel, say_if_slow
+from annattn.kernels.numba.numbering import slots_of
+from annattn.kernels.numba.outer import LINE, ROWS, add_turns, sort_by_bucket
+from annattn.kernels.numba.threads import Run, run_groups
 
 __all__ = ["constant_gradient"]
 
@@ -24,20 +25,17 @@ _ROWS = 2048  # rows prepared or finished in one piece
 _PIECES = 16  # runs of buckets a table is cut into; a bucket larger than a run is cut by columns as well
 
 
-def constant_gradient(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_codes: Tensor,
-    key_codes: Tensor,
-    grad: Tensor,
-    out: Tensor,
-    count: Tensor,
-    is_causal: bool,
-    buckets: int,
-    constant: float,
-) -> tuple[Tensor, Tensor]:
-    """dL/dquery and dL/dkey of `average` when w(x) is `constant`; in the dtype of `grad`."""
+def constant_gradient(inputs: GradientInputs) -> tuple[Tensor, Tensor]:
+    """The gradients of `bucket_mean` for queries and keys when w(x) is a constant; in the dtype of `grad`."""
+    query, key, value, grad, out, count = (
+        inputs.query, inputs.key, inputs.value, inputs.grad, inputs.out, inputs.count,
+    )  # fmt: skip
+    query_codes, key_codes, buckets, constant = (
+        inputs.query_codes, inputs.key_codes, inputs.buckets, inputs.slope.constant,
+    )  # fmt: skip
+    assert query_codes is not None
+    assert key_codes is not None
+    is_causal = inputs.order == Order.CAUSAL
     dtype = grad.dtype
     grad_query, grad_key = memory.empty(*query.shape, dtype=dtype), memory.empty(*key.shape, dtype=dtype)
     if not query.numel() or not key.numel():
@@ -222,10 +220,10 @@ def _finish(rows, layout, length, constant, grad):
     _, unit_at, _, sum_at = layout
     dim = grad.shape[1]
     for row in range(len(grad)):
-        unit, turned, into = rows[row, unit_at : unit_at + dim], rows[row, sum_at : sum_at + dim], grad[row]
+        unit, turning, into = rows[row, unit_at : unit_at + dim], rows[row, sum_at : sum_at + dim], grad[row]
         along = grad.dtype.type(0)
         for k in range(dim):
-            along += turned[k] * unit[k]
+            along += turning[k] * unit[k]
         scale = grad.dtype.type(constant) / length[row]
         for k in range(dim):
-            into[k] = (turned[k] - along * unit[k]) * scale
+            into[k] = (turning[k] - along * unit[k]) * scale

@@ -1,7 +1,7 @@
-"""Sums and newest members of hash buckets on a CPU, piece by piece; `numba_backend` cuts the pieces.
+"""Sums of hash buckets on a CPU, piece by piece; `sums` cuts the pieces.
 
 Codes are (n, tables) arrays of one head; a negative code takes no part. Sums are kept per table in flat float arrays,
-slot after slot, `width` numbers a slot. A block is a run of positions in time; `reverse` counts them from the end.
+slot after slot, `width` numbers per slot. A block is a run of positions in time; `reverse` counts them from the end.
 Whoever meets a row without a bucket sets lost[0].
 """
 
@@ -9,11 +9,11 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from annattn.kernels.compiled import kernel
-from annattn.kernels.simd import converted, data_of, in_columns, intrinsic, load, loop, store, zero
+from annattn.kernels.numba.compiled import kernel
+from annattn.kernels.numba.simd import converted, data_of, in_columns, intrinsic, load, loop, store, zero
 from annattn.lsh import NO_BUCKET
 
-__all__ = ["fill", "join", "newest", "read", "scan"]
+__all__ = ["fill", "join", "read", "scan"]
 
 _STRIP = 2048  # rows summed before they are added to the float64 sums
 _SCAN = 1024  # rows scanned table by table, so that they and a table stay in the nearer caches
@@ -168,8 +168,9 @@ def scan(
 ):  # fmt: skip
     """One pass in time over the places of `block`: each source goes into its buckets, then targets read theirs.
 
-    targets (share, n, tables) and sources (share, m, tables) have one place in time a row. The target at place i reads
-    when the source at place i + horizon is in; in the last block also those whose horizon lies beyond the sources.
+    targets (share, n, tables) and sources (share, m, tables) have one place in time per row. The target at place i
+    reads when the source at place i + horizon is in. The last block also has those whose horizon lies beyond the
+    sources.
     """
     begin, end, is_last = block
     share_targets, n, _ = targets.shape
@@ -257,21 +258,3 @@ def _divide(total, count, at, row, width):
     divisor = total.dtype.type(max(count[row], 1))
     for k in range(width):
         here[k] /= divisor
-
-
-@kernel
-def newest(targets, sources, table, slots, horizon, found):
-    """Position of the newest source in each target's bucket, as causal attention sees it; -1 where there is none."""
-    share, n, _ = targets.shape
-    m = sources.shape[0]
-    held = np.full(slots, -1, np.int64)
-    entered = 0
-    for at in range(n):
-        while entered < m and entered <= at + horizon:
-            code = sources[entered, table]
-            if code >= 0:
-                held[code] = entered
-            entered += 1
-        for head in range(share):
-            code = targets[head, at, table]
-            found[head, at, table] = held[code] if code >= 0 else -1

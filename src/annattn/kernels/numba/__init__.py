@@ -1,0 +1,3 @@
+"""The bucket operations on a CPU, compiled by Numba."""
+
+__all__: list[str] = []

@@ -1,0 +1,102 @@
+"""The bucket operations on a CPU: what is compiled, and what is not."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from annattn.kernels.codes import nan_targets
+from annattn.kernels.interface import Backend, Call, GradientInputs, Order
+from annattn.kernels.numba import hashing
+from annattn.kernels.numba.gradient import constant_gradient
+from annattn.kernels.numba.newest import newest, newest_gradient, newest_mean, newest_value_gradient
+from annattn.kernels.numba.sums import bucket_sums
+from annattn.kernels.numba.tables import fill_tables, read_tables
+from annattn.lsh import CrossPolytope, Hasher, Hyperplane
+
+__all__ = ["NumbaBackend"]
+
+
+class NumbaBackend(Backend):
+    """Compiled loops over threads that release the GIL; results are the same to the bit for any number of them."""
+
+    def unsupported_reasons(self, call: Call) -> list[str]:
+        """See `Backend`."""
+        reasons = []
+        if call.device.type != "cpu":
+            reasons.append(f"tensors are on {call.device}, not on the CPU")
+        if call.operation == "hash":
+            # Not isinstance: a subclass may hash in its own way.
+            if type(call.family) not in (Hyperplane, CrossPolytope):
+                reasons.append(f"{call.family} is not compiled: only Hyperplane and CrossPolytope are")
+            if call.buckets is None:
+                reasons.append(f"{call.hashes} hashes do not fit one code of 63 bits")
+        if call.slope is not None and call.slope.constant is None:
+            reasons.append('gradient="exact" weighs each pair by its cosine, and only constant weights are compiled')
+        return reasons
+
+    def hash_rows(self, hasher: Hasher, rows: Tensor) -> Tensor:
+        """See `Backend`."""
+        return hashing.hash_rows(hasher, rows)
+
+    def hash_pair(self, hasher: Hasher, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Backend`."""
+        return hashing.hash_rows(hasher, query), hashing.hash_rows(hasher, key)
+
+    def equal_rows(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Backend`."""
+        return hashing.equal_rows(query, key)
+
+    def bucket_sum(
+        self,
+        target_codes: Tensor,
+        source_codes: Tensor,
+        value: Tensor,
+        order: Order,
+        buckets: int,
+        one_table_at_a_time: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Backend`."""
+        lost = np.zeros(1, np.bool_)
+        return bucket_sums(target_codes, source_codes, value, order, buckets, one_table_at_a_time, lost, divide=False)
+
+    def bucket_mean(
+        self,
+        target_codes: Tensor,
+        source_codes: Tensor,
+        value: Tensor,
+        order: Order,
+        buckets: int,
+        one_table_at_a_time: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Backend`."""
+        lost = np.zeros(1, np.bool_)
+        mean, count = bucket_sums(
+            target_codes, source_codes, value, order, buckets, one_table_at_a_time, lost, divide=True
+        )
+        if lost[0]:
+            mean = mean.masked_fill(nan_targets(target_codes, source_codes, order)[..., None], torch.nan)
+        return mean, count
+
+    def newest(self, target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
+        """See `Backend`."""
+        return newest(target_codes, source_codes, buckets)
+
+    def newest_mean(self, value: Tensor, newest: Tensor) -> Tensor:
+        """See `Backend`."""
+        return newest_mean(value, newest)
+
+    def newest_value_gradient(self, value: Tensor, newest: Tensor, grad: Tensor) -> Tensor:
+        """See `Backend`."""
+        return newest_value_gradient(value, newest, grad)
+
+    def query_key_gradient(self, inputs: GradientInputs) -> tuple[Tensor, Tensor]:
+        """See `Backend`."""
+        return constant_gradient(inputs) if inputs.newest is None else newest_gradient(inputs)
+
+    def fill_tables(self, sums: Tensor, counts: Tensor, slots: Tensor, value: Tensor, keep_newest: bool) -> None:
+        """See `Backend`."""
+        fill_tables(sums, counts, slots, value, keep_newest)
+
+    def read_tables(self, sums: Tensor, counts: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Backend`."""
+        return read_tables(sums, counts, slots)

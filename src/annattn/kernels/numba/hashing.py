@@ -1,0 +1,377 @@
+"""Codes of rows on a CPU: float32 speed, float64 answers.
+
+Projections are torch's own matrix product, a block of rows at a time, with a rigorous bound on their rounding error;
+the few answers that this error could have decided are computed again in float64. So the codes are those of the
+family's `evaluate`, whatever the block, the number of threads and the order in which the product was summed.
+
+Everything is laid out with rows innermost, so that the loops below are loops over rows, which LLVM vectorises.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from annattn.kernels.codes import heads_and_shares
+from annattn.kernels.numba import memory
+from annattn.kernels.numba.compiled import kernel, say_if_slow
+from annattn.kernels.numba.numbering import number_rows
+from annattn.kernels.numba.threads import run_pieces
+from annattn.lsh import NO_BUCKET, CrossPolytope, Hasher, Hyperplane, Identity
+
+__all__ = ["equal_rows", "hash_rows"]
+
+_BLOCK = 2**20  # projections in one block: 4 MB, which the outer caches hold
+_LANES = 64  # rows of a block are a multiple of this
+_PIECE = 2**18  # projections that are worth a thread of their own
+_ONE_COPY = torch.empty(1, 0)
+
+# |float32 dot product − exact| ≤ γ ‖x‖‖a‖ with γ = k·u/(1 − k·u), u = 2^−24 and k = dim + 1 roundings, one of them that
+# of float64 rows to float32; a little more covers the rounding of the bound itself.
+_UNIT = 2.0**-24
+_SLACK = 1.01
+
+# Outside this range float32 squares overflow or lose digits: then every answer is in doubt.
+_LEAST_SQUARE, _LARGEST_SQUARE = 1e-20, 1e30
+_HUGE = 1e100  # `lsh.rows.rescale_huge` scales rows with larger entries down
+
+
+def hash_rows(hasher: Hasher, x: Tensor) -> Tensor:
+    """Codes of rows (batch, heads, n, dim): see `Backend.hash_rows`."""
+    hasher.family.check_rows(x)
+    batch, heads, n, dim = x.shape
+    # Tables lie apart in memory, as the sums want them.
+    codes = memory.empty(batch, heads, hasher.tables, n)
+    if codes.numel():
+        rows = x.detach()
+        rows = (rows.float() if x.dtype.itemsize < 4 else rows).reshape(-1, dim)
+        with say_if_slow("hash", type(hasher.family), rows.dtype):
+            _HASH[type(hasher.family)](hasher, rows, codes.numpy().reshape(-1, hasher.tables, n))
+    return codes.transpose(2, 3)
+
+
+def _hash_by_planes(hasher: Hasher, rows: Tensor, codes: np.ndarray) -> None:
+    normals = hasher.parameters[0]
+    planes, exact_rows = normals.numpy(), rows.numpy()
+    spread = _spread(planes.shape[1]) * _longest(planes)
+
+    def block(product: np.ndarray, first: int, start: int, stop: int) -> None:
+        _pack_signs(product, first, start, stop, exact_rows, planes, spread, hasher.hashes, codes)
+
+    _in_blocks(normals, rows, block)
+
+
+def _hash_by_matrices(hasher: Hasher, rows: Tensor, codes: np.ndarray) -> None:
+    matrices = hasher.parameters[0]  # (functions, axes, dim)
+    flat = matrices.flatten(0, 1)
+    exact_rows, axes = rows.numpy(), matrices.shape[1]
+    spread = 2 * _spread(matrices.shape[2]) * _longest(flat.numpy())
+
+    def block(product: np.ndarray, first: int, start: int, stop: int) -> None:
+        _pack_axes(product, first, start, stop, exact_rows, flat.numpy(), axes, spread, hasher.hashes, codes)
+
+    _in_blocks(flat, rows, block)
+
+
+def _hash_by_rotations(hasher: Hasher, rows: Tensor, codes: np.ndarray) -> None:
+    signs = hasher.parameters[0].float().numpy()  # (functions, 3, axes)
+    exact_rows, pieces = rows.numpy(), -(-len(rows) // _LANES)
+    per_piece = max(1, _PIECE // (signs.size * _LANES))
+
+    def piece(number: int) -> None:
+        start = number * per_piece * _LANES
+        _rotate_rows(start, min(start + per_piece * _LANES, len(rows)), exact_rows, signs, hasher.hashes, codes)
+
+    run_pieces(piece, -(-pieces // per_piece))
+
+
+_HASH = {
+    Hyperplane: _hash_by_planes,
+    CrossPolytope: lambda hasher, rows, codes: (
+        _hash_by_rotations if hasher.family.rotation == "structured" else _hash_by_matrices
+    )(hasher, rows, codes),
+}
+
+
+def _spread(dim: int) -> float:
+    """The bound on the error of a projection, over the lengths of both vectors."""
+    unit = (dim + 1) * _UNIT
+    return _SLACK * unit / (1 - unit)
+
+
+def _longest(vectors: np.ndarray) -> float:
+    return float(np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64).max()))
+
+
+def _in_blocks(vectors: Tensor, rows: Tensor, work) -> None:
+    """Call work(vectors · rowsᵀ, first row, start, stop) for columns [start, stop) of blocks of rows."""
+    # What the user allows of lower precision in other products must not decide a hash.
+    exact = rows.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    dtype = torch.float32 if exact else torch.float64
+    vectors = vectors.to(dtype)
+    functions = len(vectors)
+    size = max(_LANES, _BLOCK // functions // _LANES * _LANES)
+    room = memory.empty(functions * min(size, len(rows)), dtype=dtype)
+    for first in range(0, len(rows), size):
+        part = rows[first : first + size].to(dtype)
+        count = len(part)
+        product = room[: functions * count].view(functions, count)
+        # Autocast knows mm, and leaves mm with an `out` alone.
+        torch.mm(vectors, part.T, out=product)
+        pieces = min(max(1, functions * count // _PIECE), -(-count // _LANES))
+        step = -(-count // pieces // _LANES) * _LANES
+
+        projected = product.numpy()
+
+        def piece(number: int, projected=projected, first=first, step=step) -> None:
+            work(projected, first, number * step, min((number + 1) * step, projected.shape[1]))
+
+        run_pieces(piece, -(-count // step))
+
+
+@kernel(fastmath={"reassoc", "contract"})
+def _set_bounds(rows, first, spread, bounds):
+    """How far from zero a projection of each row must be for its sign to be certain; infinite if none is."""
+    for r in range(len(bounds)):
+        square = rows.dtype.type(0)
+        for k in range(rows.shape[1]):
+            square += rows[first + r, k] * rows[first + r, k]
+        certain = square > _LEAST_SQUARE and square < _LARGEST_SQUARE
+        bounds[r] = spread * np.sqrt(square) if certain else np.inf
+
+
+@kernel
+def _pack_signs(product, first, start, stop, rows, planes, spread, hashes, codes):
+    """Write the codes of rows [first + start, first + stop), whose projections are product[:, start:stop].
+
+    codes are (heads, tables, n); rows are numbered through the heads.
+    """
+    _, tables, n = codes.shape
+    count = stop - start
+    bounds, doubt = np.empty(count, np.float32), np.zeros(count, np.int32)
+    word = np.empty(count, np.int32)
+    _set_bounds(rows, first + start, spread, bounds)
+    for table in range(tables):
+        for low in range(0, hashes, 31):  # of a wide code, as many bits at a time as fit a word
+            word[:] = 0
+            for h in range(low, min(low + 31, hashes)):
+                line, bit = product[table * hashes + h, start:stop], np.int32(1) << np.int32(h - low)
+                for r in range(count):
+                    word[r] |= bit if line[r] >= 0 else np.int32(0)
+                    doubt[r] |= np.int32(not (abs(line[r]) > bounds[r]))
+            r = 0
+            while r < count:
+                head, place = divmod(first + start + r, n)
+                length = min(count - r, n - place)
+                into = codes[head, table, place : place + length]
+                for k in range(length):
+                    bits = np.int64(word[r + k]) << np.int64(low)
+                    into[k] = bits if low == 0 else into[k] | bits
+                r += length
+    for r in range(count):
+        if doubt[r] != 0:
+            head, place = divmod(first + start + r, n)
+            row = rows[first + start + r]
+            scale = _scale(row)
+            if scale < 0:
+                codes[head, :, place] = NO_BUCKET
+                continue
+            for table in range(tables):
+                for h in range(hashes):
+                    if not (abs(product[table * hashes + h, start + r]) > bounds[r]):
+                        bit = np.int64(1) << np.int64(h)
+                        if _dot(row, planes[table * hashes + h], scale) >= 0:
+                            codes[head, table, place] |= bit
+                        else:
+                            codes[head, table, place] &= ~bit
+
+
+@kernel
+def _scale(row):
+    """What to divide a row by so that no product overflows, as `rescale_huge` does; negative if it is not finite."""
+    largest = 0.0
+    for k in range(len(row)):
+        size = abs(np.float64(row[k]))
+        if not size < np.inf:
+            return -1.0
+        largest = max(largest, size)
+    return largest if largest > _HUGE else 1.0
+
+
+@kernel
+def _dot(row, vector, scale):
+    total = 0.0
+    for k in range(len(row)):
+        total += np.float64(row[k]) / scale * np.float64(vector[k])
+    return total
+
+
+@kernel
+def _pack_axes(product, first, start, stop, rows, matrices, axes, spread, hashes, codes):
+    """The same with the nearest signed axis of each function's `axes` projections as its digit."""
+    tables = codes.shape[1]
+    count = stop - start
+    bounds, exact = np.empty(count, np.float32), np.empty(axes)
+    largest, second = np.empty(count, product.dtype), np.empty(count, product.dtype)
+    winner, code = np.empty(count, np.int32), np.empty(count, np.int64)
+    _set_bounds(rows, first + start, spread, bounds)
+    for table in range(tables):
+        code[:] = 0
+        place = np.int64(1)
+        for h in range(hashes):
+            function = table * hashes + h
+            largest[:], second[:], winner[:] = -1, -1, 0
+            for k in range(axes):
+                _challenge(product[function * axes + k, start:stop], k, largest, second, winner)
+            for r in range(count):
+                digit = winner[r]
+                if not (largest[r] - second[r] > bounds[r]):
+                    row = rows[first + start + r]
+                    scale = _scale(row)
+                    if scale > 0:
+                        for k in range(axes):
+                            exact[k] = _dot(row, matrices[function * axes + k], scale)
+                        digit = _digit(exact)
+                code[r] += place * digit
+            place *= 2 * axes
+        _put(code, rows, first + start, table, bounds, codes)
+
+
+@kernel
+def _challenge(line, axis, largest, second, winner):
+    """Let each row's coordinate on one more axis try for its largest absolute value; the first axis wins a tie."""
+    for r in range(len(line)):
+        size = abs(line[r])
+        wins = size > largest[r]
+        runner_up = max(min(size, largest[r]), second[r])
+        name = np.int32(2 * axis) + np.int32(line[r] < 0)
+        second[r] = runner_up
+        winner[r] = name if wins else winner[r]
+        largest[r] = size if wins else largest[r]
+
+
+@kernel
+def _digit(row):
+    """2 · axis + [negative] of the coordinate of largest absolute value, the first one of a tie."""
+    best = 0
+    for k in range(len(row)):
+        if abs(row[k]) > abs(row[best]):
+            best = k
+    return np.int32(2 * best + (1 if row[best] < 0 else 0))
+
+
+@kernel
+def _put(code, rows, first, table, bounds, codes):
+    """Write the codes of one table; a row that is not finite has no bucket."""
+    n = codes.shape[2]
+    for r in range(len(code)):
+        head, place = divmod(first + r, n)
+        lost = bounds[r] == np.inf and _scale(rows[first + r]) < 0
+        codes[head, table, place] = NO_BUCKET if lost else code[r]
+
+
+@kernel
+def _rotate_rows(start, stop, rows, signs, hashes, codes):
+    """Write the codes of rows [start, stop): per function three rounds of signs and a Hadamard transform."""
+    tables, axes, dim = codes.shape[1], signs.shape[2], rows.shape[1]
+    stages = 0
+    while (1 << stages) < axes:
+        stages += 1
+    # Every stage adds a rounding of at most u times the length, which each of the three rounds scales by √axes; one
+    # more rounding is that of float64 rows to float32.
+    spread = np.float32(2.02 * (3 * max(stages, 1) + 1) * _UNIT * axes**1.5)
+    exact = np.empty(axes)
+    upright, rotated = np.empty((axes, _LANES), np.float32), np.empty((axes, _LANES), np.float32)
+    largest, second = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
+    winner, code, bounds = np.empty(_LANES, np.int32), np.empty(_LANES, np.int64), np.empty(_LANES, np.float32)
+    for first in range(start, stop, _LANES):
+        count = min(_LANES, stop - first)
+        upright[:] = 0
+        for r in range(count):
+            for k in range(dim):
+                upright[k, r] = rows[first + r, k]
+        _set_bounds(rows, first, spread, bounds[:count])
+        for table in range(tables):
+            code[:] = 0
+            place = np.int64(1)
+            for h in range(hashes):
+                mine = signs[table * hashes + h]
+                _rotate(upright, mine, rotated)
+                largest[:], second[:], winner[:] = -1, -1, 0
+                for k in range(axes):
+                    _challenge(rotated[k], k, largest, second, winner)
+                for r in range(count):
+                    digit = winner[r]
+                    if not (largest[r] - second[r] > bounds[r]):
+                        row = rows[first + r]
+                        scale = _scale(row)
+                        if scale > 0:
+                            _rotate_exactly(row, scale, mine, exact)
+                            digit = _digit(exact)
+                    code[r] += place * digit
+                place *= 2 * axes
+            _put(code[:count], rows, first, table, bounds, codes)
+
+
+@kernel
+def _rotate(rows, signs, rotated):
+    """Three rounds of signs and a Hadamard transform of columns of (axes, rows)."""
+    axes, count = rows.shape
+    for turn in range(3):
+        for k in range(axes):
+            sign, of, to = signs[turn, k], rows[k] if turn == 0 else rotated[k], rotated[k]
+            for r in range(count):
+                to[r] = of[r] * sign
+        step = 1
+        while step < axes:
+            for block in range(0, axes, 2 * step):
+                for k in range(block, block + step):
+                    low, high = rotated[k], rotated[k + step]
+                    for r in range(count):
+                        even, odd = low[r], high[r]
+                        low[r] = even + odd
+                        high[r] = even - odd
+            step *= 2
+
+
+@kernel
+def _rotate_exactly(row, scale, signs, exact):
+    """The same for one row in float64, in the order of operations of `CrossPolytope.evaluate`."""
+    axes = len(exact)
+    for k in range(axes):
+        exact[k] = np.float64(row[k]) / scale if k < len(row) else 0.0
+    for turn in range(3):
+        for k in range(axes):
+            exact[k] *= signs[turn, k]
+        step = 1
+        while step < axes:
+            for block in range(0, axes, 2 * step):
+                for k in range(block, block + step):
+                    even, odd = exact[k], exact[k + step]
+                    exact[k] = even + odd
+                    exact[k + step] = even - odd
+            step *= 2
+
+
+def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes in one table that are equal exactly when rows are: see `Backend.equal_rows`."""
+    family = Identity(query.shape[-1])
+    for x in (query, key):
+        family.check_rows(x)
+    heads, share, _ = heads_and_shares(query, key)
+    n, m = query.shape[2], key.shape[2]
+    query_codes, key_codes = memory.empty(*query.shape[:3], 1), memory.empty(*key.shape[:3], 1)
+    # Written as arrays: a tensor made in inference mode may not be changed by a thread that is not in it.
+    of_queries, of_keys = query_codes.numpy(), key_codes.numpy()
+
+    def one(group: int) -> None:
+        b, h = divmod(group, heads)
+        mine = slice(h * share, (h + 1) * share)
+        rows = torch.cat([key[b, h], query[b, mine].flatten(0, 1)]).detach()
+        numbers = np.empty(len(rows), np.int64)
+        number_rows(family.evaluate((_ONE_COPY,), rows).numpy(), family.hashable(rows).numpy(), numbers)
+        of_keys[b, h, :, 0] = numbers[:m]
+        of_queries[b, mine, :, 0] = numbers[m:].reshape(share, n)
+
+    with say_if_slow("rows"):
+        run_pieces(one, key.shape[0] * heads)
+    return query_codes, key_codes

@@ -1,0 +1,253 @@
+"""Bucket primitives in plain torch: any device, and the truth for the other backends.
+
+Buckets add up in float64, so that sums do not drift however many values a bucket holds.
+"""
+
+import torch
+from torch import Tensor
+
+from annattn.kernels.codes import heads_and_shares, nan_targets
+from annattn.kernels.interface import NOT_FOUND, Backend, Call, GradientInputs, Order
+from annattn.kernels.torch.gradient import collision_gradient, newest_gradient
+from annattn.lsh import IGNORED, NO_BUCKET, Hasher, Identity
+
+__all__ = ["TorchBackend"]
+
+_BLOCK = 128  # targets of a causal block: pairs inside it are compared one by one, earlier ones read from the tables
+
+
+class TorchBackend(Backend):
+    """Runs everything, everywhere."""
+
+    def unsupported_reasons(self, call: Call) -> list[str]:
+        """Never any."""
+        return []
+
+    def hash_rows(self, hasher: Hasher, rows: Tensor) -> Tensor:
+        """See `Backend`."""
+        return hasher(rows)
+
+    def hash_pair(self, hasher: Hasher, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Backend`."""
+        return hasher.joint_codes(query, key)  # pyright: ignore[reportReturnType]
+
+    def equal_rows(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Backend`."""
+        hasher = Identity(query.shape[-1]).sample(tables=1, hashes=1)
+        codes = [codes.masked_fill(codes == NO_BUCKET, IGNORED) for codes in hasher.joint_codes(query, key)]
+        return codes[0], codes[1]
+
+    def bucket_sum(
+        self,
+        target_codes: Tensor,
+        source_codes: Tensor,
+        value: Tensor,
+        order: Order,
+        buckets: int,
+        one_table_at_a_time: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Backend`."""
+        shape = target_codes.shape[:3]
+        if not target_codes.numel() or not source_codes.numel():
+            return value.new_zeros(*shape, value.shape[-1]), torch.zeros(shape, dtype=torch.int64, device=value.device)
+        heads, _, _ = heads_and_shares(target_codes, source_codes)
+        target_codes, source_codes, value = (_grouped(x, heads) for x in (target_codes, source_codes, value))
+        offset = None if order == Order.ALL else 0
+        if order == Order.CAUSAL:
+            offset = source_codes.shape[2] - target_codes.shape[2]
+        if order == Order.MIRRORED:  # a target sees the sources up to its own place, counted from the end
+            target_codes, source_codes, value = target_codes.flip(2), source_codes.flip(2), value.flip(2)
+        total = value.new_zeros(*target_codes.shape[:3], value.shape[-1])
+        count = torch.zeros(target_codes.shape[:3], dtype=torch.int64, device=value.device)
+        tables = range(target_codes.shape[-1])
+        for chosen in [[table] for table in tables] if one_table_at_a_time else [list(tables)]:
+            targets, sources, size = _slots(target_codes[..., chosen], source_codes[..., chosen], buckets)
+            if offset is None:
+                _add_all(targets, sources, value, size, total, count)
+            else:
+                _add_causal(targets, sources, value, size, offset, total, count)
+        if order == Order.MIRRORED:
+            total, count = total.flip(2), count.flip(2)
+        return total.reshape(*shape, value.shape[-1]), count.reshape(shape)
+
+    def bucket_mean(
+        self,
+        target_codes: Tensor,
+        source_codes: Tensor,
+        value: Tensor,
+        order: Order,
+        buckets: int,
+        one_table_at_a_time: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Backend`."""
+        total, count = self.bucket_sum(target_codes, source_codes, value, order, buckets, one_table_at_a_time)
+        unknown = nan_targets(target_codes, source_codes, order)[..., None]
+        return (total / count[..., None].clamp(min=1)).masked_fill(unknown, torch.nan), count
+
+    def newest(self, target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
+        """See `Backend`."""
+        n, m = target_codes.shape[2], source_codes.shape[2]
+        shape = target_codes.shape
+        heads, _, _ = heads_and_shares(target_codes, source_codes)
+        if target_codes.numel() == 0 or source_codes.numel() == 0:
+            return torch.full(shape, NOT_FOUND, dtype=torch.int64, device=target_codes.device)
+        targets, sources, _ = _slots(_grouped(target_codes, heads), _grouped(source_codes, heads), buckets)
+        # Sources in order of (slot, position); the one wanted is the last not after (slot of the target, its horizon).
+        position = torch.arange(m, device=targets.device)[:, None]
+        horizon = torch.arange(n, device=targets.device)[:, None] + (m - n)
+        ranked = (sources * (m + 1) + position).flatten().sort().values
+        wanted = targets * (m + 1) + horizon.clamp(min=-1)
+        at = torch.searchsorted(ranked, wanted.flatten(), right=True) - 1
+        candidate = ranked[at.clamp(min=0)].reshape(wanted.shape)
+        hit = (at >= 0).reshape(wanted.shape) & (candidate // (m + 1) == targets) & (horizon >= 0)
+        return torch.where(hit, candidate % (m + 1), NOT_FOUND).reshape(shape)
+
+    def newest_mean(self, value: Tensor, newest: Tensor) -> Tensor:
+        """See `Backend`."""
+        heads, share, _ = heads_and_shares(newest, value)
+        batch, _, n, tables = newest.shape
+        at = newest.reshape(batch, heads, share * n, tables)
+        total = value.new_zeros(batch, heads, share * n, value.shape[-1])
+        if value.shape[2]:
+            for position in at.unbind(-1):
+                index = position.clamp(min=0)[..., None].expand(-1, -1, -1, value.shape[-1])
+                total += torch.where((position >= 0)[..., None], value.gather(2, index), 0)
+        total = total.reshape(*newest.shape[:3], value.shape[-1])
+        return total / (newest >= 0).sum(-1, keepdim=True).clamp(min=1)
+
+    def newest_value_gradient(self, value: Tensor, newest: Tensor, grad: Tensor) -> Tensor:
+        """See `Backend`."""
+        heads, share, _ = heads_and_shares(newest, value)
+        batch, _, n, tables = newest.shape
+        grad_value = torch.zeros_like(value)
+        if not value.numel() or not newest.numel():
+            return grad_value
+        weight = grad / (newest >= 0).sum(-1, keepdim=True).clamp(min=1)
+        weight = weight.reshape(batch, heads, share * n, value.shape[-1])
+        for position in newest.reshape(batch, heads, share * n, tables).unbind(-1):
+            index = position.clamp(min=0)[..., None].expand(weight.shape)
+            grad_value.scatter_add_(2, index, torch.where((position >= 0)[..., None], weight, 0))
+        return grad_value
+
+    def query_key_gradient(self, inputs: GradientInputs) -> tuple[Tensor, Tensor]:
+        """See `Backend`."""
+        return collision_gradient(inputs) if inputs.newest is None else newest_gradient(inputs)
+
+    def fill_tables(self, sums: Tensor, counts: Tensor, slots: Tensor, value: Tensor, keep_newest: bool) -> None:
+        """See `Backend`."""
+        rows, flat = value.flatten(0, 2).to(sums.dtype), slots.flatten(0, 2)
+        if not keep_newest:
+            for slot in flat.unbind(-1):
+                taken = slot > 0
+                sums.index_add_(0, slot, torch.where(taken[:, None], rows, 0))
+                counts.index_add_(0, slot, taken.to(counts.dtype))
+            return
+        order = torch.arange(len(rows), device=rows.device)
+        for slot in flat.unbind(-1):
+            # Rows of one head come in order of time, and no slot is shared across heads: the last one stays.
+            written, place = torch.unique(slot, return_inverse=True)
+            last = torch.full(written.shape, -1, device=rows.device).scatter_reduce(0, place, order, "amax")
+            somebodys = written > 0
+            sums[written[somebodys]] = rows[last[somebodys]]
+            counts[written[somebodys]] = 1
+
+    def read_tables(self, sums: Tensor, counts: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Backend`."""
+        total = sums.new_zeros(*slots.shape[:3], sums.shape[-1])
+        count = counts.new_zeros(slots.shape[:3])
+        for slot in slots.unbind(-1):
+            total += sums[slot]
+            count += counts[slot]
+        return total, count
+
+
+def _grouped(x: Tensor, heads: int) -> Tensor:
+    """(batch, heads · share, n, …) to (batch · heads, share, n, …)."""
+    batch, all_heads, *rest = x.shape
+    return x.reshape(batch * heads, all_heads // heads if heads else 0, *rest)
+
+
+def _slots(target_codes: Tensor, source_codes: Tensor, buckets: int) -> tuple[Tensor, Tensor, int]:
+    """Number the buckets of all groups and tables from 0; also how many slots that takes.
+
+    Two slots at the end are for rows without a bucket: sources fall into the first, targets read the second.
+    """
+    groups, _, _, tables = target_codes.shape
+    rows = target_codes.shape[:3].numel() + source_codes.shape[:3].numel()
+    home = torch.arange(groups * tables, device=target_codes.device).reshape(groups, 1, 1, tables)
+    if 0 < groups * buckets <= 4 * rows:
+        targets, sources, size = target_codes + home * buckets, source_codes + home * buckets, groups * tables * buckets
+    else:
+        flat = torch.cat([target_codes.flatten(), source_codes.flatten()])
+        named, rank = torch.unique(flat, return_inverse=True)
+        split = target_codes.numel()
+        of_target = rank[:split].reshape(target_codes.shape) + home * len(named)
+        of_source = rank[split:].reshape(source_codes.shape) + home * len(named)
+        named, slot = torch.unique(torch.cat([of_target.flatten(), of_source.flatten()]), return_inverse=True)
+        targets, sources = slot[:split].reshape(target_codes.shape), slot[split:].reshape(source_codes.shape)
+        size = len(named)
+    targets = torch.where(target_codes < 0, size + 1, targets)
+    sources = torch.where(source_codes < 0, size, sources)
+    return targets, sources, size + 2
+
+
+def _add_all(targets: Tensor, sources: Tensor, value: Tensor, size: int, total: Tensor, count: Tensor) -> None:
+    table, tally = _fill(_zeros(size, value), _tally(size, value), sources, value)
+    for slots in targets.unbind(-1):
+        total += table[slots].to(total.dtype)
+        count += tally[slots]
+
+
+def _add_causal(
+    targets: Tensor, sources: Tensor, value: Tensor, size: int, offset: int, total: Tensor, count: Tensor
+) -> None:
+    n, m = targets.shape[2], sources.shape[2]
+    table, tally = _zeros(size, value), _tally(size, value)
+    filled = 0
+    for first in range(0, n, _BLOCK):
+        last = min(first + _BLOCK, n)
+        # Sources before `seen` are seen by the whole block, those before `end` by its last target.
+        seen, end = (min(max(edge + offset, 0), m) for edge in (first, last))
+        _fill(table, tally, sources[:, :, filled:seen], value[:, :, filled:seen])
+        filled = seen
+        block = slice(first, last)
+        for slots in targets[:, :, block].unbind(-1):
+            total[:, :, block] += table[slots].to(total.dtype)
+            count[:, :, block] += tally[slots]
+        if end > seen:
+            i = torch.arange(first, last, device=value.device)[:, None]
+            j = torch.arange(seen, end, device=value.device)
+            near = sources[:, None, :, None, seen:end]
+            # (groups, share of targets, share of sources, i, j): pairs of spare slots never match, as they differ.
+            shared = (targets[:, :, None, block, None] == near).sum(-1) * (j <= i + offset)
+            count[:, :, block] += shared.sum((2, 4))
+            total[:, :, block] += _weighted(shared, value[:, None, :, seen:end]).sum(2)
+
+
+def _weighted(shared: Tensor, value: Tensor) -> Tensor:
+    """Shared @ value, but a value that is not shared takes no part even if it is NaN or infinite."""
+    clean = torch.isfinite(value).all(-1, keepdim=True)
+    result = shared.to(value.dtype) @ torch.where(clean, value, 0)
+    if bool(clean.all()):
+        return result
+    unclean = torch.where(shared[..., None] > 0, shared[..., None] * value[..., None, :, :], 0).sum(-2)
+    touched = ((shared > 0) & ~clean.squeeze(-1)[..., None, :]).any(-1, keepdim=True)
+    return torch.where(touched, unclean, result)
+
+
+def _zeros(size: int, value: Tensor) -> Tensor:
+    dtype = value.dtype if value.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    return torch.zeros(size, value.shape[-1], dtype=dtype, device=value.device)
+
+
+def _tally(size: int, value: Tensor) -> Tensor:
+    return torch.zeros(size, dtype=torch.int64, device=value.device)
+
+
+def _fill(table: Tensor, tally: Tensor, sources: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    rows = value.flatten(0, 2).to(table.dtype)
+    for slots in sources.unbind(-1):
+        flat = slots.flatten()
+        table.index_add_(0, flat, rows)
+        tally.index_add_(0, flat, torch.ones_like(flat))
+    return table, tally
