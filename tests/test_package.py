@@ -1,0 +1,30 @@
+"""What the project says of itself is the same everywhere."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import yaml
+
+import annattn
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def yaml_of(name: str):
+    return yaml.safe_load((ROOT / name).read_text())
+
+
+def test_the_project_has_one_address():
+    urls = PROJECT["urls"]
+    assert set(urls) == {"Homepage", "Documentation", "Repository", "Changelog", "Issues"}
+    assert all(url.startswith(urls["Repository"]) for url in urls.values())
+    assert yaml_of("CITATION.cff")["repository-code"] == urls["Repository"]
+    assert re.findall(r"^repo_url: (\S+)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE) == [urls["Repository"]]
+
+
+def test_the_version_is_the_same_in_the_code_the_citation_and_the_changelog():
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == yaml_of("CITATION.cff")["version"] == annattn.__version__
