@@ -28,3 +28,14 @@ def test_the_version_is_the_same_in_the_code_the_citation_and_the_changelog():
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
     assert newest[1] == yaml_of("CITATION.cff")["version"] == annattn.__version__
+
+
+def test_every_supported_python_runs_the_checks_on_linux_and_macos():
+    versions = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    assert PROJECT["requires-python"] == f">={versions[0]}"
+    jobs = yaml_of(".github/workflows/ci.yml")["jobs"]
+    matrix = jobs["checks"]["strategy"]["matrix"]
+    assert matrix["python"] == versions
+    assert matrix["os"] == ["ubuntu-latest", "macos-latest"]
+    assert ".ci/run" in [step.get("run") for step in jobs["checks"]["steps"]]
+    assert "python -m build --no-isolation" in [step.get("run") for step in jobs["package"]["steps"]]
