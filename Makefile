@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help demo test lint docs bench reproduce format clean
+.PHONY: help demo test lint docs bench reproduce format hooks clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make bench   verify and time everything against its peers (about ten minutes)"
 	@echo "make reproduce  the paper's two figures and ours, from nothing (a quarter of an hour; PROFILE=full: all, days)"
 	@echo "make format  rewrite the sources in the project's style"
+	@echo "make hooks   run ruff and the import contract before every commit (pre-commit)"
 	@echo "make clean   remove .venv and caches"
 
 $(READY): pyproject.toml constraints.txt
@@ -50,6 +51,9 @@ reproduce: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+hooks: $(READY)
+	$(BIN)/pre-commit install
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis

@@ -39,3 +39,12 @@ def test_every_supported_python_runs_the_checks_on_linux_and_macos():
     assert matrix["os"] == ["ubuntu-latest", "macos-latest"]
     assert ".ci/run" in [step.get("run") for step in jobs["checks"]["steps"]]
     assert "python -m build --no-isolation" in [step.get("run") for step in jobs["package"]["steps"]]
+
+
+def test_hooks_run_the_tools_of_make_lint():
+    linted = re.findall(r"^\t\$\(BIN\)/(\S+ \S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    (local,) = yaml_of(".pre-commit-config.yaml")["repos"]
+    assert local["repo"] == "local"
+    for hook in local["hooks"]:
+        assert hook["language"] == "system"
+        assert any(hook["entry"].startswith(f".venv/bin/{command}") for command in linted), hook["entry"]
