@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help demo test lint docs bench reproduce format hooks clean
+.PHONY: help demo test lint docs bench reproduce build format hooks clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make docs    the pages of docs/ and the reference as a site: site/index.html"
 	@echo "make bench   verify and time everything against its peers (about ten minutes)"
 	@echo "make reproduce  the paper's two figures and ours, from nothing (a quarter of an hour; PROFILE=full: all, days)"
+	@echo "make build   the wheel and the source distribution: dist/"
 	@echo "make format  rewrite the sources in the project's style"
 	@echo "make hooks   run ruff and the import contract before every commit (pre-commit)"
 	@echo "make clean   remove .venv and caches"
@@ -47,6 +48,10 @@ bench: $(READY)
 PROFILE ?= quick
 reproduce: $(READY)
 	@$(BIN)/annattn reproduce --profile $(PROFILE) $(ARGS)
+
+build: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
