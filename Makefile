@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help demo test lint docs bench reproduce build format hooks clean
+.PHONY: help demo test lint docs bench reproduce build format hooks browser clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make build   the wheel and the source distribution: dist/"
 	@echo "make format  rewrite the sources in the project's style"
 	@echo "make hooks   run ruff and the import contract before every commit (pre-commit)"
+	@echo "make browser install Chromium with apt-get, for the tests of the report page; they are skipped without it"
 	@echo "make clean   remove .venv and caches"
 
 $(READY): pyproject.toml constraints.txt
@@ -59,6 +60,11 @@ format: $(READY)
 
 hooks: $(READY)
 	$(BIN)/pre-commit install
+
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+browser:
+	$(SUDO) apt-get update
+	$(SUDO) apt-get install --yes --no-install-recommends chromium
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis
