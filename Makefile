@@ -9,7 +9,7 @@ READY := $(VENV)/ready
 
 help:
 	@echo "make demo    measure everything here, show it, and write report.html (under three minutes)"
-	@echo "make test    all tests, in parallel"
+	@echo "make test    all tests, in parallel; ARGS=--cov adds coverage"
 	@echo "make lint    ruff, pyright and import-linter"
 	@echo "make docs    the pages of docs/ and the reference as a site: site/index.html"
 	@echo "make bench   verify and time everything against its peers (about ten minutes)"
