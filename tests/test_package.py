@@ -56,6 +56,15 @@ def test_hooks_run_the_tools_of_make_lint():
         assert any(hook["entry"].startswith(f".venv/bin/{command}") for command in linted), hook["entry"]
 
 
+def test_make_help_lists_every_target():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert phony is not None
+    assert set(phony[1].split()) == targets
+    assert set(re.findall(r'echo "make ([a-z-]+) ', makefile)) == targets - {"help"}
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Path:
     """A folder with the source distribution and the wheel that is built from it."""
