@@ -121,6 +121,7 @@ def test_the_source_distribution_holds_what_tests_and_docs_need_and_nothing_else
     assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md"} <= held
 
 
+@pytest.mark.slow
 def test_the_wheel_works_where_there_is_nothing_else_of_the_project(wheel, tmp_path):
     wheel.extractall(tmp_path)
     program = """

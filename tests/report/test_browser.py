@@ -7,6 +7,8 @@ import pytest
 
 from annattn.report import page, written
 
+pytestmark = pytest.mark.slow
+
 FLAGS = [
     "--headless",
     "--no-sandbox",
