@@ -4,18 +4,23 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help demo test lint docs bench reproduce format clean
+.PHONY: help demo test test-fast lint docs bench reproduce build format hooks browser clean distclean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    measure everything here, show it, and write report.html (under three minutes)"
-	@echo "make test    all tests, in parallel"
-	@echo "make lint    ruff, pyright and import-linter"
-	@echo "make docs    the pages of docs/ and the reference as a site: site/index.html"
-	@echo "make bench   verify and time everything against its peers (about ten minutes)"
+	@echo "make demo       measure everything here, show it, and write report.html (under three minutes)"
+	@echo "make test       all tests, in parallel; ARGS=--cov adds coverage"
+	@echo "make test-fast  all but the slow tests (under a minute on two cores, once the kernels are compiled)"
+	@echo "make lint       ruff, pyright and import-linter"
+	@echo "make docs       the pages of docs/ and the reference as a site: site/index.html"
+	@echo "make bench      verify and time everything against its peers (about ten minutes)"
 	@echo "make reproduce  the paper's two figures and ours, from nothing (a quarter of an hour; PROFILE=full: all, days)"
-	@echo "make format  rewrite the sources in the project's style"
-	@echo "make clean   remove .venv and caches"
+	@echo "make build      the wheel and the source distribution: dist/"
+	@echo "make format     rewrite the sources in the project's style"
+	@echo "make hooks      run ruff and the import contract before every commit (pre-commit)"
+	@echo "make browser    install Chromium with apt-get, for the tests of the report page; they are skipped without it"
+	@echo "make clean      remove build products, caches and compiled kernels; .venv stays"
+	@echo "make distclean  remove .venv as well"
 
 $(READY): pyproject.toml constraints.txt
 	@echo "installing into $(VENV): some minutes, 2 GB"
@@ -28,6 +33,9 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto $(ARGS)
+
+test-fast: $(READY)
+	$(BIN)/python -m pytest -n auto -m "not slow" $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -47,10 +55,26 @@ PROFILE ?= quick
 reproduce: $(READY)
 	@$(BIN)/annattn reproduce --profile $(PROFILE) $(ARGS)
 
+build: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+hooks: $(READY)
+	$(BIN)/pre-commit install
+
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+browser:
+	$(SUDO) apt-get update
+	$(SUDO) apt-get install --yes --no-install-recommends chromium
+
+# Numba keeps compiled kernels in the __pycache__ folders beside the sources: the next run compiles them anew.
 clean:
-	rm -rf $(VENV) site .pytest_cache .ruff_cache .hypothesis
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf dist site htmlcov .coverage .coverage.* .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

@@ -1,7 +1,26 @@
-"""Names that docstring examples use without importing them."""
+"""Names that docstring examples use without importing them, and which tests are slow for what they share."""
 
 import pytest
 import torch
+
+# Fixtures that measure, build or start something once for many tests: whoever asks for one first waits for it.
+SLOW_FIXTURES = {"built", "cluster", "numbers", "results"}
+# A docstring cannot carry a mark. These examples draw, measure, or sum up a table of probabilities.
+SLOW_EXAMPLES = (
+    "annattn.experiments.figures.",
+    "annattn.report.",
+    "annattn.theorems.",
+    "annattn.lsh.shared_axis.rotation_probability",
+    "annattn.lsh.cross_polytope.CrossPolytope.log_slope",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Mark what is slow for its fixtures, and the slow examples."""
+    for item in items:
+        asked = SLOW_FIXTURES & set(getattr(item, "fixturenames", ()))
+        if asked or (isinstance(item, pytest.DoctestItem) and item.name.startswith(SLOW_EXAMPLES)):
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_thread_a_worker():
+def _one_thread_per_worker():
     """Parallel test workers that each use every core would only slow each other down."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)

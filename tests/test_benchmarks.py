@@ -8,6 +8,7 @@ from benchmarks import contenders
 from benchmarks.measure import exponent
 
 
+@pytest.mark.slow
 def test_the_short_run_measures_our_contenders_and_writes_results(tmp_path, monkeypatch, capsys):
     ours = {name: contender for name, contender in contenders.CONTENDERS.items() if not contender.is_peer}
     ours["softmax"] = contenders.CONTENDERS["softmax"]

@@ -35,6 +35,7 @@ def causal(hasher: Hasher, mechanism: str, query, key, value, key_mask=None):
     return aa.latest_match_attention(query, key, value, hasher, key_mask=key_mask)
 
 
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("mechanism", ["anna", "latest_match"])
 @given(cuts=st.lists(st.integers(1, 4), min_size=1, max_size=5), masked=st.booleans(), seed=st.integers(0, 99))

@@ -74,6 +74,7 @@ def registries():
         registry.update(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("registries")
 @by_page
 def test_python_on_a_page_runs_in_order_and_prints_what_is_shown(page, tmp_path, monkeypatch):
@@ -165,6 +166,7 @@ def test_links_between_pages_lead_somewhere(page):
         assert (page.parent / target).exists(), target
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning_needs_no_other_host_and_has_every_public_name(tmp_path):
     pytest.importorskip("mkdocs", reason="pip install 'annattn[docs]' brings mkdocs")
     # Not --quiet: warnings that are not printed are not counted either.

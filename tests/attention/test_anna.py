@@ -12,6 +12,7 @@ from tests.strategies import assert_matches, attention_inputs, brute_force, hash
 DIM = 3
 
 
+@pytest.mark.slow
 @settings(max_examples=1000)
 @given(st.data())
 def test_both_algorithms_equal_the_sum_over_pairs(data):
@@ -23,6 +24,7 @@ def test_both_algorithms_equal_the_sum_over_pairs(data):
         assert_matches(out, expected, inputs.value.dtype)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_the_papers_two_algorithms_word_for_word_equal_the_sum_over_pairs(data):
     inputs = data.draw(attention_inputs(DIM))
@@ -86,6 +88,7 @@ def test_a_query_that_meets_nothing_gets_what_the_policy_says():
     assert met.tolist() == [[[[1.0, 1.0]]]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["tables", "linear_memory"])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_gradient_of_values_is_the_transposed_weights(algorithm, is_causal):

@@ -9,6 +9,7 @@ from annattn.lsh import Identity
 from tests.strategies import Inputs, assert_matches, brute_force
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8, torch.bool, torch.float16, torch.float64])
 @given(data=st.data())
 def test_rows_of_any_dtype_match_exactly_when_equal(dtype, data):

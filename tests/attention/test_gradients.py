@@ -75,6 +75,7 @@ def counts_of(query, key, hasher, weights, *, is_causal, mask):
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["linear", "exact"])
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("queries", "keys"), [(23, 23), (9, 23), (23, 9)])
@@ -119,6 +120,7 @@ def test_latest_match_has_the_gradient_of_the_pairs_it_took(gradient):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rotation", ["dense", "structured"])
 def test_cross_polytope_slope_is_the_derivative_of_its_log_probability(rotation):
     family = CrossPolytope(16, rotation=rotation)
@@ -137,6 +139,7 @@ def test_hyperplane_slope_is_the_derivative_of_its_log_probability_and_above_the
     assert bool((slope >= family.linear_slope).all())
 
 
+@pytest.mark.slow
 def test_half_precision_and_equal_vectors_give_finite_gradients():
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         x = torch.randn(1, 1, 12, 4).to(dtype).requires_grad_()
@@ -175,6 +178,7 @@ def test_an_unknown_gradient_is_refused():
         aa.anna_attention(*tensors, HASHER, gradient="straight")  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["linear", "exact"])
 def test_training_steps_compile_into_one_graph(gradient):
     tensors, _ = inputs()

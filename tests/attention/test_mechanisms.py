@@ -142,6 +142,7 @@ def test_strided_inputs_equal_contiguous_ones(mechanism: Mechanism):
     assert torch.equal(call(mechanism, Inputs(query, key, value, True, None)), call(mechanism, inputs))
 
 
+@pytest.mark.slow
 @EVERY
 def test_gradients_of_values_are_exact(mechanism: Mechanism):
     inputs = random_inputs(5, 7, key_mask=torch.rand(2, 7) < 0.8)
@@ -151,6 +152,7 @@ def test_gradients_of_values_are_exact(mechanism: Mechanism):
     )
 
 
+@pytest.mark.slow
 @EVERY
 def test_compiles_into_one_graph(mechanism: Mechanism):
     options = mechanism.options(DIM)

@@ -24,6 +24,7 @@ def clustered(family, n: int, radius: float, far: float, seed: int) -> tuple[tor
     return query, torch.cat([near, beyond])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "radius", "approximation"),
     [(Hyperplane(16), 0.1, 10.0), (CrossPolytope(16), 0.05, 10.0), (Euclidean(16, width=1.0), 0.05, 16.0)],

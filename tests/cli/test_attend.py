@@ -159,6 +159,7 @@ def test_heads_taken_in_any_number_give_the_same_bits(memory, leading, key_heads
     assert np.array_equal(in_pieces(run, memory), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [1, 30_000, 2**30])
 @pytest.mark.parametrize(("queries", "keys"), [(50, 50), (20, 50), (50, 20), (50, 1), (1, 50), (0, 50), (50, 0)])
 @pytest.mark.parametrize("causal", [False, True])
@@ -199,6 +200,7 @@ for folder in ("small_heads", "small_rows", "heads", "rows"):
 """
 
 
+@pytest.mark.slow
 def test_memory_stays_far_below_the_arrays(folder, process):
     block = numbers(4096, 32)
     shapes = {
@@ -227,6 +229,7 @@ def test_memory_stays_far_below_the_arrays(folder, process):
     assert np.array_equal(np.load("heads/out.npy", mmap_mode="r")[-1:], first)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_told_to_end_leaves_nothing_behind(folder, process):
     save(64, queries=8_000, keys=8_000)
     np.save("out.npy", np.arange(3.0))

@@ -39,6 +39,7 @@ def test_more_records_than_this_machine_holds_get_one_line(command):
     assert len(errors.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("further", [(), ("--partners", "8")])
 def test_mpc_runs_a_protocol_and_checks_its_answer(further):
     done = annattn("mpc", "run", "KHop", "--n", "512", "--k", "4", "--memory", "512", *further)

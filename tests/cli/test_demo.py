@@ -46,6 +46,7 @@ def command(monkeypatch, capsys, numbers, tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_demo_prints_every_part_and_writes_the_page_and_its_numbers(command, numbers, tmp_path):
     code, output, errors = command("demo", "--output", "out/page.html")
     assert code == 0
@@ -110,6 +111,7 @@ def test_a_mistake_gets_one_line_and_exit_code_2_before_anything_is_measured(arg
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_bench_says_from_which_length_anna_is_faster(command):
     code, output, _ = command("bench", "--longest", "128", "--tables", "2", "--dim", "8")
     assert code == 0
@@ -127,6 +129,7 @@ def test_help_shows_an_example(name, command):
     assert f"Example: annattn {name}" in " ".join(output.split())
 
 
+@pytest.mark.slow
 def test_an_interrupted_demo_leaves_no_file_and_exits_with_130(tmp_path):
     program = [sys.executable, "-c", "from annattn.cli import main; main()"]
     page = str(tmp_path / "report.html")

@@ -24,6 +24,7 @@ def run(tmp_path_factory):
     return folder, done
 
 
+@pytest.mark.slow
 def test_train_writes_a_model_its_log_and_says_where(run):
     folder, done = run
     assert done.stdout.strip() == "the model is here/model.safetensors"
@@ -37,6 +38,7 @@ def test_train_writes_a_model_its_log_and_says_where(run):
     assert (folder / "here" / "log.csv").read_text().startswith("step,loss,error\n20,")
 
 
+@pytest.mark.slow
 def test_train_again_is_done_at_once_and_another_seed_is_refused(run, command, monkeypatch):
     folder, _ = run
     monkeypatch.chdir(folder)
@@ -51,6 +53,7 @@ def test_train_again_is_done_at_once_and_another_seed_is_refused(run, command, m
     assert len(errors.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_sweep_prints_a_table_and_json(run, command, monkeypatch):
     folder, _ = run
     monkeypatch.chdir(folder)
@@ -81,6 +84,7 @@ def test_reproduce_leaves_out_what_takes_long_and_says_so(command, monkeypatch, 
     assert "left out" not in errors
 
 
+@pytest.mark.slow
 def test_reproduce_runs_to_its_end_and_goes_on_from_there(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(PROFILES, "quick", HARDLY)
@@ -100,6 +104,7 @@ def test_reproduce_runs_to_its_end_and_goes_on_from_there(command, monkeypatch, 
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "message"),
     [

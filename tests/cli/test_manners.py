@@ -116,6 +116,7 @@ def test_a_wrong_answer_is_exit_code_1(command, monkeypatch):
     assert (code, json.loads(out)["right"]) == (1, False)
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_error(process):
     started = process("mpc", "list", "--json")
     assert started.stdout.read(1) == "{"
@@ -173,6 +174,7 @@ def terminal(tmp_path):
     subprocess.run([*tmux, "kill-server"], capture_output=True)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_attend(terminal, tmp_path):
     for name in "qkv":
         np.save(tmp_path / f"{name}.npy", np.random.default_rng(0).standard_normal((400, 4000, 8), dtype=np.float32))
@@ -187,6 +189,7 @@ def test_ctrl_c_in_attend(terminal, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["k.npy", "q.npy", "run.sh", "v.npy"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_train_keeps_a_whole_state(terminal, tmp_path):
     terminal.start("train match2_paper --folder here", env="")
     terminal.wait("loss")
@@ -214,6 +217,7 @@ def test_ctrl_c_in_train_keeps_a_whole_state(terminal, tmp_path):
     assert all(np.array_equal(kept[name].numpy(), again[name].numpy()) for name in kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plain", ["NO_COLOR=1", "TERM=dumb", ""])
 def test_a_terminal_that_wants_it_plain_gets_no_colour_and_no_progress(plain, terminal):
     terminal.start("mpc run KHop --n 64 --k 2 2>&1", columns=80, env=plain)

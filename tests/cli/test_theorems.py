@@ -78,6 +78,7 @@ def test_a_mistyped_row_is_named_with_the_nearest_one():
         command.theorems("khop")
 
 
+@pytest.mark.slow
 def test_the_command_runs_a_real_row_through_a_pipe():
     program = "from annattn.cli import main; main()"
     done = subprocess.run(

@@ -57,6 +57,7 @@ def test_slots_by_formula():
     assert [practical_slots(a, q) for a, q in ((1, 2), (2, 100), (16, 10**6))] == [2, 40, 96]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), slots=st.integers(2, 12), size=st.integers(1, 8))
 def test_too_few_slots_are_an_error_and_never_a_wrong_message(seed, slots, size):

@@ -26,6 +26,7 @@ def one_layer(attention, heads: int = 1) -> Transformer:
     return Transformer([Layer([Head(first, first, rest, 1, 2) for _ in range(heads)], attention)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", ["e", "a", "l", "ee", "eal", "lae", ""])
 @pytest.mark.parametrize("n", [1, 2, 7, 40])
 def test_it_gives_the_transformers_rows(kinds, n):
@@ -101,11 +102,13 @@ def test_equal_rows_are_equal_whatever_the_sign_of_zero_and_nan_equals_nothing()
         run(hashed, hashed.encode(rows))
 
 
+@pytest.mark.slow
 def test_protocol_to_transformer_to_protocol():
     for seed in range(12):
         protocol_round_trip(seed)
 
 
+@pytest.mark.slow
 def test_low_rank_to_protocol_to_anna():
     for seed in range(8):
         low_rank_as_anna(seed)

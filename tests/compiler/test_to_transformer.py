@@ -22,6 +22,7 @@ def small(name: str):
     return kind(n, 2 * kind.least_memory(n, **parameters), **parameters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_every_protocol_compiles_and_gives_its_answer(name, attention):
@@ -32,6 +33,7 @@ def test_every_protocol_compiles_and_gives_its_answer(name, attention):
     assert model.sizes.layers == protocol.rounds + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("first", [0, 10, 20])
 def test_random_protocols_send_the_same_mail(first, attention):

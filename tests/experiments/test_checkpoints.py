@@ -14,6 +14,7 @@ from annattn.tasks import AssociativeRecall
 from tests.experiments.test_training import TINY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", kept())
 def test_the_stated_error_is_what_is_measured(name):
     notes = notes_of(FOLDER / name)
@@ -37,6 +38,7 @@ def test_it_says_how_it_was_made(name):
     assert float(log[-1]["loss"]) < float(log[0]["loss"])
 
 
+@pytest.mark.slow
 def test_recall_holds_at_sixteen_times_the_length_it_was_trained_at():
     model = trained("recall_anna")
     options = notes_of(FOLDER / "recall_anna")["recipe"]["task_options"]

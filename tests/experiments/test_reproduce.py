@@ -18,6 +18,7 @@ FIGURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_writes_what_it_found(name, tmp_path):
     asked, done = [], []

@@ -41,6 +41,7 @@ def same(one, other) -> bool:
 DROPPED = replace(TINY, stages=(Stage(20, (SoftmaxConfig(beta=1.0, dropout=0.2),)),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [TINY, replace(TINY, dataset=64), replace(TINY, clip=None), DROPPED])
 @pytest.mark.parametrize("stop", [7, 12])
 def test_an_interrupted_run_ends_with_the_same_bits(recipe, stop, tmp_path):
@@ -51,6 +52,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(recipe, stop, tmp_path):
     assert not same(train(recipe, seed=4), whole)
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_continued(tmp_path):
     """SIGKILL in the middle, at whatever step that is; what is on disk is a whole state."""
     program = (
@@ -70,6 +72,7 @@ def test_a_killed_process_is_continued(tmp_path):
     assert same(train(recipe, seed=3, folder=tmp_path), train(recipe, seed=3))
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_state(tmp_path):
     def interrupt(progress):
         if progress.step == 9:
@@ -81,6 +84,7 @@ def test_ctrl_c_keeps_the_state(tmp_path):
     assert same(train(TINY, seed=3, folder=tmp_path), train(TINY, seed=3))
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_the_middle_of_a_step_waits_for_its_end(tmp_path, monkeypatch):
     """The worst moment: the weights have moved, and the step is not yet counted."""
     step, calls = torch.optim.Adam.step, []
@@ -162,6 +166,7 @@ def test_a_damaged_state_is_refused_and_kept(name, change, what, tmp_path):
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss():
     losses = []
     train(TINY.shortened(15), seed=0, report=lambda progress: losses.append(progress.loss))

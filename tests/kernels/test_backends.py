@@ -66,6 +66,7 @@ def sums_over_pairs(targets, sources, value, order):
     return total, count, lost
 
 
+@pytest.mark.slow
 @EVERY
 @settings(max_examples=300)
 @given(given_codes=codes(), order=st.sampled_from([-1, 0, 1]), one_table=st.booleans())
@@ -78,6 +79,7 @@ def test_bucket_sum_is_the_sum_over_pairs(backend, given_codes, order, one_table
     assert torch.equal(got_count, count)
 
 
+@pytest.mark.slow
 @EVERY
 @settings(max_examples=300)
 @given(given_codes=codes(), order=st.sampled_from([0, 1]), one_table=st.booleans())
@@ -99,6 +101,7 @@ def test_bucket_mean_divides_by_the_count_and_is_nan_for_who_may_have_met_an_unk
     assert torch.equal(got_count, count)
 
 
+@pytest.mark.slow
 @EVERY
 @given(given_codes=codes())
 def test_newest_is_the_newest_of_the_bucket(backend, given_codes):
@@ -120,6 +123,7 @@ def random_codes(buckets: int, n: int, m: int, tables: int = 3, seed: int = 0):
     return targets, sources, torch.randint(-8, 9, (1, 2, m, 5), generator=generator).float()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "torch"])
 @pytest.mark.parametrize(("n", "m"), [(40_000, 40_000), (40_000, 17_000), (300, 33_000), (33_000, 16_385)])
 @pytest.mark.parametrize("buckets", [1, 6, 40_000, 2**50])
@@ -141,6 +145,7 @@ def test_long_inputs_equal_the_torch_backend(monkeypatch, backend, n, m, buckets
         assert torch.equal(found, newest(targets, sources, hint))
 
 
+@pytest.mark.slow
 @EVERY
 def test_sums_in_float32_do_not_drift_in_one_huge_bucket(backend):
     n = 300_000
@@ -152,6 +157,7 @@ def test_sums_in_float32_do_not_drift_in_one_huge_bucket(backend):
             assert mean[0, 0, -1, 0].item() == pytest.approx(0.1, rel=5e-5)
 
 
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("order", [-1, 0, 1])
 def test_results_do_not_depend_on_the_number_of_threads(backend, order):
@@ -198,6 +204,7 @@ def test_equal_rows_share_a_code(backend, n, m, seed):
     assert torch.equal(codes_x[:, :, :, None, 0] == codes_y[:, :, None, :, 0], same)
 
 
+@pytest.mark.slow
 @EVERY
 def test_the_ops_pass_torchs_own_checks(backend):
     generator = torch.Generator().manual_seed(0)

@@ -129,6 +129,7 @@ def test_inputs_of_any_layout(monkeypatch, is_causal):
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [0, 1])
 def test_attend_and_its_gradient_pass_torchs_own_checks(order):
     query, key, value, query_codes, key_codes, grad = case(6, 7, buckets=2, dim=4)

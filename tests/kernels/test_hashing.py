@@ -72,6 +72,7 @@ HASHERS = [
 EVERY = pytest.mark.parametrize("hasher", HASHERS, ids=lambda hasher: str(hasher.family))
 
 
+@pytest.mark.slow
 @EVERY
 def test_many_rows_equal_the_definition(hasher):
     x = torch.randn(1, 1, 200_000, 64, generator=torch.Generator().manual_seed(1))
@@ -86,6 +87,7 @@ def test_rows_of_any_length_equal_the_definition(hasher, scale):
     assert torch.equal(hash_rows(hasher, x), hasher(x))
 
 
+@pytest.mark.slow
 @EVERY
 def test_rows_on_a_boundary_equal_the_definition(hasher):
     # Rows almost orthogonal to a normal: float32 alone would decide some of these by rounding. Every fifth, so that

@@ -161,6 +161,7 @@ def test_an_error_in_a_piece_of_work_reaches_the_caller():
         torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_a_cache_directory_that_cannot_be_written_is_no_obstacle(tmp_path):
     # A file where the directory should be: nobody, not even root, can write below it.
     blocked = tmp_path / "file"

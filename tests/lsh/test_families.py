@@ -23,6 +23,7 @@ def pair_at(distance: float, dim: int, seed: int) -> torch.Tensor:
     return torch.stack([x, math.cos(angle) * x + math.sin(angle) * y / y.norm()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", CASES, ids=repr)
 def test_measured_collision_rate_is_the_stated_probability(family: HashFamily):
     pairs, functions = 8, 2500
@@ -38,6 +39,7 @@ def test_measured_collision_rate_is_the_stated_probability(family: HashFamily):
         assert abs(rate - stated) <= (margin if 0 < stated < 1 else 0), (distance, rate, stated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", CASES, ids=repr)
 def test_collision_probability_falls_from_one_with_the_distance(family: HashFamily):
     stated = [family.collision_probability(distance / 20) for distance in range(41)]
@@ -56,6 +58,7 @@ def test_hyperplane_and_euclidean_have_their_textbook_values():
     assert Euclidean(8, width).collision_probability(distance) == pytest.approx(integral, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_cross_polytope_has_its_known_special_cases():
     # On one axis it is a hyperplane. On two, a rotation by θ leaves a quadrant with probability 2θ/π; a Gaussian
     # matrix agrees with the two-dimensional integral taken here by simulation with half a million draws.
@@ -74,6 +77,7 @@ def test_cross_polytope_has_its_known_special_cases():
         assert -math.log(rotation_probability(4096, cosine)) == pytest.approx(leading, abs=math.log(math.log(4096)))
 
 
+@pytest.mark.slow
 def test_dense_and_structured_rotations_state_different_probabilities():
     dense, structured = CrossPolytope(16), CrossPolytope(16, rotation="structured")
     assert dense.collision_probability(1.0) - structured.collision_probability(1.0) > 0.01

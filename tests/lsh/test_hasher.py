@@ -96,6 +96,7 @@ def test_a_hasher_is_the_same_after_pickling_and_from_its_seed(family: HashFamil
         assert not torch.equal(other.digits(x), hasher.digits(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [f for f in EVERY_FAMILY if not isinstance(f, Identity)], ids=repr)
 def test_codes_are_equal_in_another_process(family: HashFamily):
     hasher = family.sample(tables=2, hashes=2, seed=11)
@@ -110,6 +111,7 @@ def test_codes_are_equal_in_another_process(family: HashFamily):
     assert done.stdout.decode() == repr(hasher(x).tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", EVERY_FAMILY, ids=repr)
 def test_a_row_hashes_alike_alone_in_a_batch_and_with_any_number_of_threads(family: HashFamily):
     hasher = family.sample(tables=4, hashes=2, seed=1)

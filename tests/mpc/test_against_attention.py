@@ -21,6 +21,7 @@ def inputs(seed: int):
     return query, key, torch.randn(N, WIDTH, generator=generator, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("on_machines", [False, True])
 def test_anna_protocol_gives_the_reference_numbers(seed, on_machines):

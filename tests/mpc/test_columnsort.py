@@ -45,6 +45,7 @@ def test_more_memory_never_makes_sorting_impossible(n, capacity):
     assert can_sort(n, capacity + 1) or not can_sort(n, capacity)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [(2,), (3,), (2, 2)])
 def test_inputs_of_zeros_and_ones_are_sorted(columns):
     plan = Columnsort({(2,): 4, (3,): 12, (2, 2): 4}[columns], columns)

@@ -142,6 +142,7 @@ def test_a_step_that_peeks_at_other_machines_is_found(peek):
     assert caught.value.round == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_one_machine_that_looks_at_one_other_among_many_is_found(seed):
     class Spy(Peeking):
@@ -307,6 +308,7 @@ def test_the_trace_counts_what_was_moved():
     assert trace != run(Sum(9, 4), range(9)).trace
 
 
+@pytest.mark.slow
 def test_the_trace_draws_a_row_a_round_and_a_column_a_machine():
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")

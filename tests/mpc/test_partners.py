@@ -32,6 +32,7 @@ PATTERNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partners", [2, 3, 7, 8, 63])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_loads_stay_near_the_originals_when_every_outbox_and_inbox_is_full(pattern, partners):

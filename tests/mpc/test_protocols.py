@@ -69,6 +69,7 @@ def shaped(name: str, words: np.ndarray, shape: str) -> np.ndarray:
 shapes = st.sampled_from(["random", "random", "sorted", "reversed", "equal", "two"])
 
 
+@pytest.mark.slow
 @names
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
@@ -82,6 +83,7 @@ def test_it_gives_the_oracles_answer_in_the_rounds_of_its_formula(name, data):
     assert result.trace.largest_load <= protocol.limits.memory_words
 
 
+@pytest.mark.slow
 @names
 @settings(max_examples=5, deadline=None)
 @given(data=st.data())
@@ -90,6 +92,7 @@ def test_its_machines_look_only_at_their_own_mail(name, data):
     check_sharding(protocol, protocol.sample(np.random.default_rng(data.draw(st.integers(0, 99)))), cuts=2)
 
 
+@pytest.mark.slow
 @names
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
@@ -200,6 +203,7 @@ def test_any_number_of_hops(k):
     assert protocol.rounds == protocol.round_formula()
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     keys=st.lists(st.integers(0, 3), min_size=1, max_size=200),
@@ -229,6 +233,7 @@ def test_the_letter_that_stands_for_nothing_is_refused(kind):
         run(kind(2, 40), np.array([0, 2**64 - 1], np.uint64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edges", ["path", "star", "cycle", "matching"])
 def test_components_of_graphs_with_long_paths_and_high_degrees(edges):
     place = np.arange(300)

@@ -20,6 +20,7 @@ def cluster():
     ray.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_output_and_trace_are_the_local_engines_bit_for_bit(name):
     protocol = PROTOCOLS[name](20, 200)
@@ -30,6 +31,7 @@ def test_output_and_trace_are_the_local_engines_bit_for_bit(name):
     assert here.trace == there.trace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2, 4, 9])
 def test_the_number_of_shards_changes_nothing(shards):
     sort = Sort(200, 80, width=2)
@@ -143,6 +145,7 @@ def test_a_step_that_always_kills_its_worker_comes_to_an_end(monkeypatch):
         run(lifted(lambda m: os.kill(os.getpid(), 9)), range(9), engine="ray", shards=2)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_changes_nothing_but_the_time(tmp_path):
     mark = str(tmp_path / "killed")
 

@@ -150,6 +150,7 @@ def test_draws_differ_by_seed_and_by_layer_and_repeat():
     assert not torch.equal(one(q, k, v, False, None), two(q, k, v, False, None))
 
 
+@pytest.mark.slow
 def test_dropout_keeps_a_weight_whole_or_drops_it_and_is_drawn_by_the_seed():
     q, k = torch.randn(2, 1, 1, 12, 8, generator=torch.Generator().manual_seed(0))
     v = torch.eye(12)[None, None]

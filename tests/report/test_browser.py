@@ -2,11 +2,12 @@
 
 import os
 import shutil
-import subprocess
 
 import pytest
 
 from annattn.report import page, written
+
+pytestmark = pytest.mark.slow
 
 FLAGS = [
     "--headless",
@@ -21,15 +22,11 @@ FLAGS = [
 
 
 def _chromium() -> str:
-    """Debian's Chromium, installed if it can be; a skip that says what is missing otherwise."""
-    found = shutil.which("chromium")
-    if found is None and hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get"):
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
-        subprocess.run(["apt-get", "update", "-qq"], timeout=120, **quiet)
-        subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium"], timeout=400, **quiet)
-        found = shutil.which("chromium")
+    """The browser that CHROMIUM names, or the first one on the path; without one, a skip that says what to do."""
+    names = (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
     if found is None:
-        pytest.skip("Chromium is missing: install Debian's package `chromium` (apt-get install chromium)")
+        pytest.skip("no Chromium: `make browser` installs it, or set CHROMIUM to the path of Chromium or Chrome")
     return found
 
 
@@ -39,8 +36,9 @@ def browser():
         from playwright.sync_api import sync_playwright
     except ModuleNotFoundError:
         pytest.skip("Playwright is missing: pip install playwright (the `dev` extra)")
+    chromium = _chromium()
     with sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=_chromium(), args=FLAGS)
+        opened = play.chromium.launch(executable_path=chromium, args=FLAGS)
         yield opened
         opened.close()
 

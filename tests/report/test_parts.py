@@ -192,6 +192,7 @@ class TestTheory:
         assert part["sizes"]["layers"] == len(part["rounds"]) + 1
         assert sum(sum(one["sent"]) for one in part["rounds"]) == part["words_moved"]
 
+    @pytest.mark.slow
     def test_heads_attend_to_those_who_send(self, results):
         """The page says that the picture of who sends to whom is what a layer's heads attend to."""
         part = results["theory"]
@@ -214,6 +215,7 @@ class TestTheory:
             assert not theory.same_mail(mail, Mail(mail.dest, mail.src, other))
         assert not theory.same_mail(mail, mail.take(np.array([0, 1])))
 
+    @pytest.mark.slow
     def test_a_wrong_transformer_is_noticed(self, monkeypatch):
         def broken(*args, **kwargs):
             model = to_transformer(*args, **kwargs)
@@ -244,6 +246,7 @@ class TestTheorems:
         assert row["broken"] == row["bounds"] == [str(bounds[0])]
 
 
+@pytest.mark.slow
 def test_every_part_tells_how_far_it_is():
     told = []
     models.errors(samples=1, draws=1, progress=lambda done, what: told.append(done))

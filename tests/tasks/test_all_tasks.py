@@ -16,6 +16,7 @@ from . import strategies
 NAMES = list(TASKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
@@ -25,6 +26,7 @@ def test_labels_of_any_input_equal_brute_force(name: str, data: st.DataObject):
     np.testing.assert_array_equal(task.labels(x), task.solve(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data(), seed=st.integers(0, 2**32), batch=st.integers(0, 9), split=st.sampled_from(list(SPLITS)))
 @settings(max_examples=100, deadline=None)

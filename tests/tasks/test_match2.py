@@ -57,6 +57,7 @@ def test_the_bins_are_those_that_some_sequence_falls_into(n: int, modulus: int, 
     assert task.bins == tuple(sorted(set(task.bin_of(task.solve(everything)).tolist())))
 
 
+@pytest.mark.slow
 @given(task=match2s(), seed=st.integers(0, 2**32), data=st.data())
 @settings(max_examples=300, deadline=None)
 def test_built_sequences_fall_into_the_bin_they_were_built_for(task: Match2, seed: int, data: st.DataObject):
@@ -67,6 +68,7 @@ def test_built_sequences_fall_into_the_bin_they_were_built_for(task: Match2, see
     assert (task.bin_of(task.solve(built)) == b).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("b", range(4))
 @pytest.mark.parametrize(("modulus", "with_zero"), [(37, False), (37, True), (12, False), (12, True)])
 def test_built_sequences_use_every_token_place_and_number_of_ones(b: int, modulus: int, with_zero: bool):

@@ -25,6 +25,7 @@ def column(numbers) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.float64)[:, None]
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 2**52), st.data())
 def test_match2_is_solved_for_every_modulus_and_length(modulus, data):

@@ -24,6 +24,7 @@ from annattn.theorems import (
 to_transformer = importlib.import_module("annattn.compiler.to_transformer")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", THEOREMS)
 def test_every_row_holds_at_small_sizes_and_says_what_it_did(name):
     told = []
@@ -190,6 +191,7 @@ def test_every_row_is_sabotaged():
     assert set(SABOTAGE) == set(THEOREMS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sabotage"),
     [
