@@ -15,14 +15,18 @@ _NOTICE = "annattn: loading or compiling kernels; what is compiled is kept on di
 
 
 def kernel(function: Callable[..., Any] | None = None, *, fastmath: set[str] | bool = False) -> Any:
-    """Decorator: compile on first call, keep the result on disk for the next process."""
+    """Decorator: compile on first call, keep the result on disk for the next process.
+
+    Arrays are costly to hand over, some nanoseconds each: the innermost loops take few of them.
+    """
     if function is None:
         return lambda function: kernel(function, fastmath=fastmath)
+    options: dict[str, Any] = {"nogil": True, "fastmath": fastmath}
     try:
-        return numba.njit(function, nogil=True, cache=True, fastmath=fastmath)
+        return numba.njit(function, cache=True, **options)
     except RuntimeError:
         # Numba found no directory it may write to: compile anew in every process.
-        return numba.njit(function, nogil=True, fastmath=fastmath)
+        return numba.njit(function, **options)
 
 
 _warm: set[tuple[object, ...]] = set()

@@ -7,7 +7,7 @@ from annattn.kernels.numba.threads import Run
 from annattn.lsh import IGNORED
 from annattn.seeds import splitmix64
 
-__all__ = ["number_rows", "slots_of"]
+__all__ = ["number_codes", "number_rows", "room_for", "slots_of"]
 
 _mixed = kernel(splitmix64)
 
@@ -20,50 +20,57 @@ def slots_of(targets: np.ndarray, sources: np.ndarray, buckets: int, run: Run) -
     tables = targets.shape[-1]
     if 0 < buckets <= 4 * (targets.shape[1] + sources.shape[1]):
         return targets, sources, buckets
-    flat_targets, flat_sources = targets.reshape(-1, tables), sources.reshape(-1, tables)
-    new_targets, new_sources = np.empty_like(flat_targets), np.empty_like(flat_sources)
+    flat = [np.ascontiguousarray(x.reshape(-1, tables).T) for x in (targets, sources)]
+    numbered = [np.empty(x.shape, np.int64) for x in flat]
     used = [0] * tables
 
     def number(table: int) -> None:
-        used[table] = _number_codes(flat_targets, flat_sources, table, new_targets, new_sources)
+        names = np.empty(room_for(flat[1].shape[1]), np.int64)
+        numbers = np.empty(len(names), np.int32)
+        used[table] = number_codes(*(x[table] for x in flat), names, numbers, *(x[table] for x in numbered))
 
     run(number, tables)
-    return new_targets.reshape(targets.shape), new_sources.reshape(sources.shape), max(1, *used)
+    return numbered[0].T.reshape(targets.shape), numbered[1].T.reshape(sources.shape), max(1, *used)
 
 
 @kernel
-def _number_codes(targets, sources, table, new_targets, new_sources):
+def number_codes(targets, sources, names, numbers, new_targets, new_sources):
     """Number the codes of `sources` in order of appearance, exactly; targets that meet none of them get IGNORED.
 
-    Open addressing with the full code compared, so that no two codes ever share a number. Returns how many there are.
+    Open addressing with the full code compared, so that no two codes ever share a number. `names` and `numbers` are
+    room to work in, of `room_for` the sources. Returns how many numbers there are.
     """
-    names = np.full(_room(sources.shape[0]), -1, np.int64)
-    numbers = np.empty(len(names), np.int64)
+    names[:] = -1
     mask = np.uint64(len(names) - 1)
     used = 0
-    for row in range(sources.shape[0]):
-        code = sources[row, table]
+    for row in range(len(sources)):
+        code = sources[row]
         if code < 0:
-            new_sources[row, table] = code
+            new_sources[row] = code
             continue
-        at = _mixed(np.uint64(code)) & mask
-        while names[at] != -1 and names[at] != code:
-            at = (at + np.uint64(1)) & mask
+        at = _find(names, mask, code)
         if names[at] == -1:
             names[at] = code
             numbers[at] = used
             used += 1
-        new_sources[row, table] = numbers[at]
-    for row in range(targets.shape[0]):
-        code = targets[row, table]
+        new_sources[row] = numbers[at]
+    for row in range(len(targets)):
+        code = targets[row]
         if code < 0:
-            new_targets[row, table] = code
+            new_targets[row] = code
             continue
-        at = _mixed(np.uint64(code)) & mask
-        while names[at] != -1 and names[at] != code:
-            at = (at + np.uint64(1)) & mask
-        new_targets[row, table] = numbers[at] if names[at] == code else IGNORED
+        at = _find(names, mask, code)
+        new_targets[row] = numbers[at] if names[at] == code else IGNORED
     return used
+
+
+@kernel
+def _find(names, mask, code):
+    """Where a code stands, or the free place where it would."""
+    at = _mixed(np.uint64(code)) & mask
+    while names[at] != -1 and names[at] != code:
+        at = (at + np.uint64(1)) & mask
+    return at
 
 
 @kernel
@@ -73,7 +80,7 @@ def number_rows(rows, usable, numbers):
     The same open addressing, with whole rows compared.
     """
     count, width = rows.shape
-    holders = np.full(_room(count), -1, np.int64)
+    holders = np.full(room_for(count), -1, np.int64)
     mask = np.uint64(len(holders) - 1)
     used = 0
     for row in range(count):
@@ -103,7 +110,7 @@ def number_rows(rows, usable, numbers):
 
 
 @kernel
-def _room(entries):
+def room_for(entries):
     """A power of two with at least half of it free."""
     size = 16
     while size < 2 * entries:

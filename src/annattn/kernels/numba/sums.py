@@ -1,38 +1,61 @@
-"""Sums over buckets: cuts the work into pieces, and lets `run_pieces` share them out.
+"""Sums over buckets on a CPU: work follows the occupancy of the buckets.
 
-Pieces are of fixed size and every sum has a fixed order, so results are the same to the bit for any number of threads.
+A bucket with one member is the index of that member, and only a bucket with several has a row for their sum. Tables are
+worked through a few at a time, so that their rows stay in a near cache, and rows of the inputs in strips.
+
+All that runs on several threads is whole groups of heads, or columns of one; each sum is added up in the same order
+whoever does it. So results are the same to the bit for any number of threads.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from annattn.kernels.codes import heads_and_shares
+from annattn.kernels.interface import Order
 from annattn.kernels.numba import memory
-from annattn.kernels.numba.buckets import fill, join, read, scan
-from annattn.kernels.numba.compiled import say_if_slow
-from annattn.kernels.numba.numbering import slots_of
-from annattn.kernels.numba.simd import LANES
-from annattn.kernels.numba.threads import Run, run_groups, run_pieces
+from annattn.kernels.numba.compiled import kernel, say_if_slow
+from annattn.kernels.numba.numbering import number_codes, room_for
+from annattn.kernels.numba.rows import add_row, divide_row, set_row, set_to_sum
+from annattn.kernels.numba.threads import pieces_of, run_pieces
+from annattn.lsh import NO_BUCKET
 
 __all__ = ["bucket_sums"]
 
-_ROWS = 2048  # rows read in one piece
-_BLOCK = 131_072  # sources put into buckets in one piece, at least
-_BLOCKS = 16  # and how many such pieces there are, at most: each has sums of its own
-_TABLES = 2  # tables filled in one piece
-_COLUMNS = 16  # columns scanned in one piece, at least
+_TABLES = 2**20  # bytes of rows that tables worked on together may have
+_STRIP = 512  # rows of the inputs worked on together
+_COLUMNS = 16  # columns that are worth a thread of their own
+_FLUSH = 1024  # members after which a float32 sum is added to a float64 one, so that it does not drift
 
-_TORCH = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
+_EMPTY = -1  # a bucket without members; one member is its index, and several are _SEVERAL minus the number of their row
+_SEVERAL = -2
+
+
+class Sums(NamedTuple):
+    """What the kernel works on: `groups` key heads of batch rows, each with the heads that share it."""
+
+    targets: np.ndarray  # codes (groups, share, tables, n)
+    sources: np.ndarray  # codes (groups, share, tables, m)
+    value: np.ndarray  # flat; row j of head h of group g begins at starts[g, h] + j · stride
+    starts: np.ndarray
+    stride: int
+    width: int
+    buckets: int  # codes are below it; 0 if that says nothing
+    together: int  # tables worked on together
+    order: int
+    out: np.ndarray  # flat, of (groups, share, n, width)
+    count: np.ndarray  # (groups, share, n)
+    divide: bool
+    lost: np.ndarray  # set if a row without a bucket was met
 
 
 def bucket_sums(
     target_codes: Tensor,
     source_codes: Tensor,
     value: Tensor,
-    order: int,
+    order: Order,
     buckets: int,
     one_table_at_a_time: bool,
     lost: np.ndarray,
@@ -43,150 +66,211 @@ def bucket_sums(
     heads, share, share_sources = heads_and_shares(target_codes, source_codes)
     batch, _, n, tables = target_codes.shape
     m, width = source_codes.shape[2], value.shape[-1]
+    groups = batch * heads
     if not target_codes.numel() or not source_codes.numel():
         lost[0] = True  # for all that is known: nobody looked
         return value.new_zeros(*target_codes.shape[:3], width), torch.zeros(target_codes.shape[:3], dtype=torch.int64)
-    total = memory.empty(*target_codes.shape[:3], width, dtype=value.dtype)
+    out = memory.empty(*target_codes.shape[:3], width, dtype=value.dtype)
     count = memory.empty(*target_codes.shape[:3])
-    targets = target_codes.contiguous().numpy().reshape(batch * heads, share, n, tables)
-    sources = source_codes.contiguous().numpy().reshape(batch * heads, share_sources, m, tables)
-    totals, counts = total.numpy().reshape(batch * heads, -1), count.numpy().reshape(batch * heads, share, n)
     flat, base, stride = memory.flat(value)
-    chunks = [(table, 1) for table in range(tables)] if one_table_at_a_time else [(0, tables)]
+    starts = np.array([[base(b, h * share_sources + s) for s in range(share_sources)]
+                       for b in range(batch) for h in range(heads)], np.int64)  # fmt: skip
+    rows = share_sources * m // 2 + 1
+    if 0 < buckets <= _direct(share * n, share_sources * m):
+        rows = min(rows, buckets)
+    together = 1 if one_table_at_a_time else max(1, min(tables, _TABLES // (rows * max(width, 1) * value.itemsize)))
+    work = Sums(
+        target_codes.transpose(2, 3).contiguous().numpy().reshape(groups, share, tables, n),
+        source_codes.transpose(2, 3).contiguous().numpy().reshape(groups, share_sources, tables, m),
+        flat, starts, stride, width, buckets, together, int(order),
+        out.numpy().reshape(-1), count.numpy().reshape(groups, share, n), divide, lost,
+    )  # fmt: skip
+    # As many pieces as there are threads for: runs of groups, or columns of each group when groups are few.
+    pieces, columns = pieces_of(groups, tables * (n * share + m * share_sources) * width, width // _COLUMNS)
+    edges = [groups * piece // pieces for piece in range(pieces + 1)]
+    seams = [width * part // columns // 8 * 8 for part in range(columns)] + [width]
 
-    def one_group(group: int, run: Run) -> None:
-        b, h = divmod(group, heads)
-        bases = np.array([base(b, h * share_sources + head) for head in range(share_sources)], dtype=np.int64)
-        codes = slots_of(targets[group], sources[group], buckets, run)
-        for first, length in chunks:
-            chunk = _Chunk(*codes, first, length, flat, bases, stride, width, divide and first + length == tables, lost)
-            chunk.add(run, order, totals[group], counts[group])
+    def one(piece: int) -> None:
+        run, part = divmod(piece, columns)
+        _add_groups(work, edges[run], edges[run + 1], seams[part], seams[part + 1])
 
-    with say_if_slow("sums", value.dtype, order == 0):
-        run_groups(one_group, batch * heads)
-    return total, count
+    with say_if_slow("sums", value.dtype):
+        run_pieces(one, pieces * columns)
+    return out, count
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """The tables of one group that are worked on together."""
+@kernel
+def _direct(n, m):
+    """Up to how many buckets a table is indexed by the code itself: its emptying must not outweigh the rows."""
+    return 4 * (n + m) + 256
 
-    targets: np.ndarray  # (share, n, tables)
-    sources: np.ndarray  # (share, m, tables)
-    slots: int
-    first: int
-    tables: int
-    flat: np.ndarray
-    bases: np.ndarray
-    stride: int
-    width: int
-    divide: bool
-    lost: np.ndarray
 
-    def add(self, run: Run, order: int, total: np.ndarray, count: np.ndarray) -> None:
-        """Add these tables to the totals: fill, then read; causal, fill and read in one scan."""
-        m = self.sources.shape[1]
-        # As many blocks as hold no more sums than there are values, whatever the threads. Strips of rows add up in the
-        # dtype of the values and strips in float64, so that rounding grows with the strip, not with the bucket.
-        blocks = min(_BLOCKS, max(1, m // max(_BLOCK, 2 * self.tables * self.slots)))
-        edges = [m * block // blocks for block in range(blocks + 1)]
-        sums = np.zeros((blocks, self.tables, self.slots * self.width))
-        tally = np.zeros((blocks, self.tables, self.slots), np.int64)
-        if order == 0:
-            self._fill(run, edges, False, sums, tally)
-            whole = sums[0] if blocks == 1 else sums.sum(0)
-            self._read(run, whole.astype(self.flat.dtype).reshape(-1), tally.sum(0), total, count)
-            return
-        if blocks > 1:
-            self._fill(run, edges[:-1], order < 0, sums, tally)
-            # A block starts from the sums of those before it.
-            sums[1:], tally[1:] = np.cumsum(sums[:-1], 0), np.cumsum(tally[:-1], 0)
-            sums[0], tally[0] = 0, 0
-        self._scan(run, edges, order, sums, tally, total, count)
+@kernel
+def _add_groups(work, first_group, last_group, first, last):
+    """Columns [first, last) of the sums of groups [first_group, last_group).
 
-    def _fill(self, run: Run, edges: list[int], reverse: bool, sums: np.ndarray, tally: np.ndarray) -> None:
-        m = self.sources.shape[1]
-        parts = -(-self.tables // _TABLES)
+    Heads that share a table are interleaved, so that rows are numbered in order of time; mirrored, from the end.
+    """
+    _, share_targets, all_tables, n = work.targets.shape
+    _, share_sources, _, m = work.sources.shape
+    n_targets, n_sources = share_targets * n, share_sources * m
+    value, out, width, together = work.value, work.out, last - first, work.together
+    direct = work.buckets > 0 and work.buckets <= _direct(n_targets, n_sources)
+    slots = work.buckets if direct else n_sources
+    most = min(n_sources // 2 + 1, slots)
+    # Per bucket nothing, where its only member lies, or which row has the sum of several; per row the sum, how many
+    # it has, and, for long ones, where what was in it at the last flush is kept.
+    held = np.full(together * slots, _EMPTY, np.int64)
+    rows = np.empty(together * most * width, value.dtype)
+    members = np.empty(together * most, np.int64)
+    flushed = np.empty(together * most, np.int64)
+    exact = np.empty(together * (n_sources // _FLUSH) * width, np.float64)
+    targets, sources = np.empty((together, n_targets), np.int32), np.empty((together, n_sources), np.int32)
+    wide_targets, wide_sources = np.empty(n_targets, np.int64), np.empty(n_sources, np.int64)
+    names = np.empty(1 if direct else room_for(n_sources), np.int64)
+    numbers = np.empty(len(names), np.int32)
+    of_source, of_target = np.empty(n_sources, np.int64), np.empty(n_targets, np.int64)
+    counted, used = np.empty(n_targets, np.int64), np.empty(together, np.int64)
+    reverse = work.order < 0
+    # A target sees the sources up to its own place plus this; without an order all sources come first.
+    horizon = m - n if work.order > 0 else 0
+    fills = -(-m // _STRIP) if work.order == 0 else 0
+    steps = fills + -(-n // _STRIP)
+    for group in range(first_group, last_group):
+        _set_places(work, group, first, reverse, of_source, of_target)
+        counted[:] = 0
+        for i in range(n_targets):
+            set_row(out, of_target[i], 0, width)
+        for table in range(0, all_tables, together):
+            chosen = min(together, all_tables - table)
+            for t in range(chosen):
+                _set_codes(work.targets[group, :, table + t], reverse, wide_targets)
+                _set_codes(work.sources[group, :, table + t], reverse, wide_sources)
+                if direct:
+                    targets[t], sources[t] = wide_targets, wide_sources
+                else:
+                    number_codes(wide_targets, wide_sources, names, numbers, targets[t], sources[t])
+            if table == 0:
+                _look_for_lost(wide_targets, work.lost)
+                _look_for_lost(wide_sources, work.lost)
+            used[:] = 0
+            long = 0
+            for step in range(steps):
+                # Sources [begin, end) go into their buckets, and targets at places [place, stop) read theirs.
+                place, stop = (step - fills) * _STRIP, min((step - fills + 1) * _STRIP, n)
+                begin, end = min(max(place + horizon, 0), m) if step > fills else 0, min(max(stop + horizon, 0), m)
+                if step < fills:
+                    begin, end, place, stop = step * _STRIP, min((step + 1) * _STRIP, m), 0, 0
+                elif fills > 0:
+                    begin, end = 0, 0
+                if fills > 0 and step == fills:
+                    for t in range(chosen):
+                        _settle(t * most, used[t], width, rows, flushed, exact)
+                for t in range(chosen):
+                    j = begin * share_sources
+                    for at in range(place, max(stop, place + 1)):
+                        limit = end * share_sources
+                        if at < stop:
+                            limit = min(limit, (at + horizon + 1) * share_sources)
+                        while j < limit:
+                            code = sources[t, j]
+                            if code >= 0:
+                                code += t * slots
+                                old = held[code]
+                                if old == _EMPTY:
+                                    held[code] = of_source[j]
+                                elif old >= 0:
+                                    row = t * most + used[t]
+                                    used[t] += 1
+                                    held[code] = _SEVERAL - row
+                                    members[row] = 2
+                                    flushed[row] = -1
+                                    set_to_sum(rows, row * width, value, old, of_source[j], width)
+                                else:
+                                    row = _SEVERAL - old
+                                    members[row] += 1
+                                    add_row(rows, row * width, value, of_source[j], width)
+                                    if members[row] % _FLUSH == 0:
+                                        if flushed[row] < 0:
+                                            flushed[row] = long
+                                            set_row(exact, long * width, 0, width)
+                                            long += 1
+                                        add_row(exact, flushed[row] * width, rows, row * width, width)
+                                        set_row(rows, row * width, 0, width)
+                            j += 1
+                        if at < stop:
+                            for i in range(at * share_targets, (at + 1) * share_targets):
+                                code = targets[t, i]
+                                if code >= 0:
+                                    found = held[t * slots + code]
+                                    if found >= 0:
+                                        add_row(out, of_target[i], value, found, width)
+                                        counted[i] += 1
+                                    elif found != _EMPTY:
+                                        row = _SEVERAL - found
+                                        if flushed[row] >= 0:
+                                            add_row(out, of_target[i], exact, flushed[row] * width, width)
+                                        add_row(out, of_target[i], rows, row * width, width)
+                                        counted[i] += members[row]
+            for t in range(chosen):
+                for j in range(n_sources):
+                    if sources[t, j] >= 0:
+                        held[t * slots + sources[t, j]] = _EMPTY
+        _finish(work, group, first, width, reverse, of_target, counted)
 
-        def one(piece: int) -> None:
-            block, part = divmod(piece, parts)
-            here = slice(part * _TABLES, min((part + 1) * _TABLES, self.tables))
-            begin, end = edges[block], edges[block + 1]
-            if reverse:
-                begin, end = m - end, m - begin
-            for head, base in enumerate(self.bases):
-                fill(
-                    self.sources[head], self.first + here.start, here.stop - here.start, self.flat, base, self.stride,
-                    self.width, begin, end, sums[block, here].reshape(-1), tally[block, here], self.lost,
-                )  # fmt: skip
 
-        run(one, (len(edges) - 1) * parts)
+@kernel
+def _set_places(work, group, first, reverse, of_source, of_target):
+    """Where the values of sources, and the sums of targets, begin."""
+    _, share_targets, _, n = work.targets.shape
+    _, share_sources, _, m = work.sources.shape
+    for head in range(share_sources):
+        for at in range(m):
+            j = m - 1 - at if reverse else at
+            of_source[at * share_sources + head] = work.starts[group, head] + first + j * work.stride
+    for head in range(share_targets):
+        for at in range(n):
+            i = n - 1 - at if reverse else at
+            of_target[at * share_targets + head] = ((group * share_targets + head) * n + i) * work.width + first
 
-    def _read(self, run: Run, sums: np.ndarray, tally: np.ndarray, total: np.ndarray, count: np.ndarray) -> None:
-        share, n, _ = self.targets.shape
-        parts = -(-n // _ROWS)
-        rows = total.reshape(share, -1)
 
-        def one(piece: int) -> None:
-            head, part = divmod(piece, parts)
-            read(
-                self.targets[head], self.first, sums, tally, self.width, part * _ROWS, min((part + 1) * _ROWS, n),
-                self.first == 0, self.divide, rows[head], count[head], self.lost,
-            )  # fmt: skip
+@kernel
+def _set_codes(codes, reverse, into):
+    """The codes (share, n) of one table in order of time."""
+    share, n = codes.shape
+    for head in range(share):
+        line = codes[head]
+        for at in range(n):
+            into[at * share + head] = line[n - 1 - at if reverse else at]
 
-        run(one, share * parts)
 
-    def _scan(self, run: Run, edges, order, sums, tally, total, count) -> None:
-        share, n, _ = self.targets.shape
-        horizon = self.sources.shape[1] - n if order > 0 else 0
-        blocks = len(edges) - 1
-        # One block alone is scanned twice at a time, each time for half of the tables, and the halves are added up.
-        halves = 2 if blocks == 1 and self.tables > 1 and self.first == 0 else 1
-        seams = [self.tables * half // halves for half in range(halves + 1)]
-        # Columns know nothing of each other: while there are threads left, each piece has some of them.
-        threads = torch.get_num_threads() if run is run_pieces else 1
-        parts = max(1, min(-(-threads // (blocks * halves)), self.width // _COLUMNS))
-        cuts = [self.width * part // parts // LANES * LANES for part in range(parts)] + [self.width]
-        totals = [total] + [memory.empty(len(total), dtype=_TORCH[total.dtype]).numpy() for _ in range(halves - 1)]
-        if self.first == 0 and horizon < 0:
-            # Targets before the first source see nothing, and no scan comes by to look at them.
-            self.lost[0] = True
-            for each in totals:
-                each.reshape(share, n, -1)[:, :-horizon] = 0
-            count[:, :-horizon] = 0
-        counts = [[count if half + part == 0 else count.copy() for part in range(parts)] for half in range(halves)]
+@kernel
+def _look_for_lost(codes, lost):
+    """A row has no bucket in all tables or in none, so one table tells."""
+    found = False
+    for row in range(len(codes)):
+        found |= codes[row] == NO_BUCKET
+    if found:
+        lost[0] = True
 
-        def one(piece: int) -> None:
-            block, piece = divmod(piece, halves * parts)
-            half, part = divmod(piece, parts)
-            here, first, last = slice(seams[half], seams[half + 1]), cuts[part], cuts[part + 1]
-            mine = (
-                sums[block, here].reshape((here.stop - here.start) * self.slots, self.width)[:, first:last].reshape(-1)
-            )
-            span = (edges[block], edges[block + 1], block == blocks - 1)
-            scan(
-                self.targets, self.sources, self.first + here.start, self.flat, self.bases + first, self.stride,
-                last - first, span, horizon, order < 0, self.first == 0, self.divide and halves == 1, mine,
-                tally[block, here].copy(), totals[half][first:], self.width, counts[half][part], self.lost,
-            )  # fmt: skip
 
-        run(one, blocks * halves * parts)
-        if halves > 1:
-            self._join(run, totals, counts[0][0].reshape(-1), counts[1][0].reshape(-1))
+@kernel
+def _settle(first_row, used, width, rows, flushed, exact):
+    """Join long sums with what came after their last flush: from now on one row is all there is to read."""
+    for row in range(first_row, first_row + used):
+        if flushed[row] >= 0:
+            add_row(rows, row * width, exact, flushed[row] * width, width)
+            flushed[row] = -1
 
-    def _join(self, run: Run, totals: list[np.ndarray], count: np.ndarray, other: np.ndarray) -> None:
-        """Add the second half to the first."""
 
-        def one(piece: int) -> None:
-            join(
-                totals[0],
-                count,
-                totals[1],
-                other,
-                self.width,
-                piece * _ROWS,
-                min((piece + 1) * _ROWS, len(count)),
-                self.divide,
-            )
-
-        run(one, -(-len(count) // _ROWS))
+@kernel
+def _finish(work, group, first, width, reverse, of_target, counted):
+    """Write the counts, and divide by them if told."""
+    _, share, _, n = work.targets.shape
+    for head in range(share):
+        for at in range(n):
+            met = counted[at * share + head]
+            if first == 0:
+                work.count[group, head, n - 1 - at if reverse else at] = met
+            if work.divide:
+                divide_row(work.out, of_target[at * share + head], max(met, 1), width)

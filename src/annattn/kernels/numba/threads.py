@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-__all__ = ["Run", "run_groups", "run_pieces"]
+__all__ = ["Run", "pieces_of", "run_groups", "run_pieces"]
+
+_ENOUGH = 2**17  # operations below which a second thread costs more than it saves
 
 Run = Callable[[Callable[[int], object], int], None]
 
@@ -45,6 +47,23 @@ def run_pieces(work: Callable[[int], object], count: int) -> None:
         for future in futures:
             if not future.cancel():
                 future.result()
+
+
+def pieces_of(groups: int, operations: int, columns: int) -> tuple[int, int]:
+    """Into how many runs of groups, and parts of the columns, to cut work of this many operations per group.
+
+    For speed alone: results must not depend on it.
+
+    >>> pieces_of(groups=1, operations=10, columns=4)
+    (1, 1)
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or groups * operations < 2 * _ENOUGH:
+        return 1, 1
+    if groups < threads:
+        return groups, max(1, min(-(-threads // groups), columns))
+    # Several runs per thread, so that none waits long for the last one; but none of them too short.
+    return max(threads, min(4 * threads, groups, groups * operations // _ENOUGH)), 1
 
 
 def run_groups(work: Callable[[int, Run], object], count: int) -> None:

@@ -1,0 +1,45 @@
+"""Rows of flat arrays, by where they begin.
+
+A view of a row would be counted, and given up again, each time: that costs more than the row. And a signed index could
+be negative, which Numba would look at in every step; so places are unsigned in here, and LLVM vectorises the loops.
+"""
+
+import numpy as np
+
+from annattn.kernels.numba.compiled import kernel
+
+__all__ = ["add_row", "divide_row", "set_row", "set_to_sum"]
+
+_U = np.uint64
+
+
+@kernel
+def add_row(target, at, source, begin, width):
+    """target[at + k] += source[begin + k] for k below `width`."""
+    at, begin = _U(at), _U(begin)
+    for k in range(_U(width)):
+        target[at + k] += source[begin + k]
+
+
+@kernel
+def set_to_sum(target, at, source, first, second, width):
+    """target[at + k] = source[first + k] + source[second + k]."""
+    at, first, second = _U(at), _U(first), _U(second)
+    for k in range(_U(width)):
+        target[at + k] = source[first + k] + source[second + k]
+
+
+@kernel
+def set_row(target, at, number, width):
+    """target[at + k] = number."""
+    at = _U(at)
+    for k in range(_U(width)):
+        target[at + k] = number
+
+
+@kernel
+def divide_row(target, at, divisor, width):
+    """target[at + k] /= divisor."""
+    at, divisor = _U(at), target.dtype.type(divisor)
+    for k in range(_U(width)):
+        target[at + k] /= divisor
