@@ -7,7 +7,6 @@ Examples:
 """
 
 import argparse
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -16,10 +15,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from annattn.report.machine import machine
+from annattn.files import write_json
+from annattn.measure import describe_machine, faster_from, median_seconds
 from benchmarks.contenders import CONTENDERS
 from benchmarks.figures import FIGURES, Figure
-from benchmarks.measure import extra_memory, seconds
+from benchmarks.memory import extra_memory
 
 _SHORT = (64, 128, 256, 512)  # lengths below the sweep, for the crossover
 PATIENCE = 60.0  # seconds a contender may take before it stops
@@ -36,7 +36,7 @@ def sweep(longest: int, console: Console) -> dict[str, dict[int, float]]:
             if len(known) < sizes.index(n) or (known and known[-1] * 4 > PATIENCE):
                 continue
             try:
-                times[name][n] = seconds(contender.make(n), enough=0.3)
+                times[name][n] = median_seconds(contender.make(n), enough=0.3)
             except ModuleNotFoundError as missing:
                 console.print(f"{contender.label}: left out, {missing.name} is not installed (the `bench` extra)")
     return times
@@ -44,15 +44,8 @@ def sweep(longest: int, console: Console) -> dict[str, dict[int, float]]:
 
 def crossover(times: dict[str, dict[int, float]]) -> int | None:
     """The first doubled length from which ANNA is faster than softmax attention, there and at all longer ones."""
-    known = {n: (times["anna"][n], t) for n, t in times["softmax"].items()}
-    for n in _SHORT:
-        known[n] = seconds(CONTENDERS["anna"].make(n)), seconds(CONTENDERS["softmax"].make(n))
-    found = None
-    for n in sorted(known, reverse=True):
-        if known[n][0] >= known[n][1]:
-            break
-        found = n
-    return found
+    short = {name: {n: median_seconds(CONTENDERS[name].make(n)) for n in _SHORT} for name in ("anna", "softmax")}
+    return faster_from(short["anna"] | times["anna"], short["softmax"] | times["softmax"])
 
 
 def plot(times: dict[str, dict[int, float]], memory: dict[str, dict[int, int]], folder: Path) -> None:
@@ -107,7 +100,7 @@ def main() -> None:
     tables(times, figures, console)
     found = None if options.only else crossover(times)
     if found:
-        console.print(f"ANNA beats torch's softmax attention from {found:,} tokens on (lengths doubled from 64)")
+        console.print(f"ANNA beats torch's softmax attention from {found:,} tokens (lengths doubled from 64)")
     options.out.mkdir(parents=True, exist_ok=True)
     memory: dict[str, dict[int, int]] = {}
     if not options.quick and not options.only:
@@ -116,13 +109,13 @@ def main() -> None:
             memory[name] = {n: extra_memory(name, n) for n in reach[name]}
         plot(times, memory, options.out)
     record = {
-        "machine": machine(),
+        "machine": describe_machine(),
         "seconds": times,
         "extra_bytes": memory,
         "crossover": found,
         "figures": [asdict(figure) for figure in figures],
     }
-    (options.out / "results.json").write_text(json.dumps(record, indent=1))
+    write_json(record, options.out / "results.json")
     console.print(f"written to {options.out}")
 
 

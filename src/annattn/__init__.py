@@ -54,8 +54,8 @@ __all__ = [
 ]
 
 _FOLDERS = (
-    "attention", "cache", "compiler", "errors", "experiments", "kernels", "lsh", "mpc", "nn", "report", "tasks",
-    "theorems",
+    "attention", "cache", "compiler", "errors", "experiments", "kernels", "lsh", "measure", "mpc", "nn", "report",
+    "tasks", "theorems",
 )  # fmt: skip
 
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from annattn.cli import main
+from annattn.measure import measure_speed
 from annattn.report.attention import pictures
 from annattn.report.models import errors
 from annattn.report.results import PARTS
-from annattn.report.speed import speed
 from annattn.report.theorems import rows
 from annattn.report.theory import k_hop
 from annattn.theorems import THEOREMS
@@ -22,7 +22,7 @@ from annattn.theorems import THEOREMS
 def numbers():
     """Every part, small."""
     return {
-        "speed": speed([128, 256], tables=2, hashes=2, dim=8),
+        "speed": measure_speed([128, 256], tables=2, hashes=2, dim=8),
         "attention": pictures(tokens=6),
         "models": errors(samples=1, draws=1),
         "theory": k_hop(n=9, k=2, memory_words=30, words=1),

@@ -4,9 +4,8 @@ from rich.console import Console
 
 from annattn.cli.measuring import speed_table, watched
 from annattn.cli.terminal import AsJson, Whole, print_json
+from annattn.measure import describe_machine, lengths, measure_speed
 from annattn.report import PARTS, Order
-from annattn.report.machine import machine
-from annattn.report.speed import lengths, speed
 
 __all__ = ["bench"]
 
@@ -38,10 +37,10 @@ def bench(
         as_json: print the numbers as JSON and nothing else.
     """
     sizes = lengths(longest, shortest=64)
-    about, aside = machine(), Console(stderr=True, highlight=False)
+    about, aside = describe_machine(), Console(stderr=True, highlight=False)
     try:
         with watched(aside, {"speed": PARTS["speed"].seconds(Order(longest=longest))}) as tell:
-            found = speed(
+            found = measure_speed(
                 sizes,
                 tables=tables,
                 hashes=hashes,

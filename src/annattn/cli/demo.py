@@ -10,10 +10,9 @@ from rich.table import Table
 from annattn.cli.measuring import TABLES, watched
 from annattn.cli.terminal import AsJson, Flag, Whole, print_json
 from annattn.errors import InputError
+from annattn.measure import describe_machine, lengths
 from annattn.report import PARTS, Order, document, measured, page, writable, written
-from annattn.report.machine import machine
 from annattn.report.page import headlines
-from annattn.report.speed import lengths
 
 __all__ = ["demo", "measure"]
 
@@ -62,7 +61,7 @@ def measure(order: Order, output: Path, *, show: bool) -> dict[str, Any]:
     console = Console(highlight=False)
     # One console for both where both are seen, so that tables push the bar down and do not run into it.
     aside = console if show and console.is_terminal else Console(stderr=True, highlight=False)
-    about, parts = machine(), {}
+    about, parts = describe_machine(), {}
     try:
         with watched(aside, {name: part.seconds(order) for name, part in PARTS.items()}) as tell:
             for name, data in measured(order, tell):

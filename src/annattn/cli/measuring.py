@@ -12,9 +12,9 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgres
 from rich.table import Table
 from rich.text import Text
 
+from annattn.measure import LABELS
 from annattn.report import PARTS
 from annattn.report.page import percent, times
-from annattn.report.speed import LABELS
 
 __all__ = ["TABLES", "Tell", "speed_table", "watched"]
 

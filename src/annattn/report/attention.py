@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from annattn.experiments.checkpoints import trained
+from annattn.measure import Progress, silent
 from annattn.nn import AttentionConfig, ExpectedCollisionConfig, SoftmaxConfig, Transformer
 from annattn.report.models import hashed, settings, task_of, with_layer
-from annattn.report.progress import Progress, silent
 
 __all__ = ["MODEL", "nearest_head", "packed", "pictures", "queries_and_keys", "weights_of"]
 

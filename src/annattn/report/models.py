@@ -6,8 +6,8 @@ from typing import Any
 from annattn.errors import InputError
 from annattn.experiments import Error, grid, measure, read_recipe
 from annattn.experiments.checkpoints import FOLDER, notes_of, trained
+from annattn.measure import Progress, silent
 from annattn.nn import AnnaConfig, LatestMatchConfig, Transformer
-from annattn.report.progress import Progress, silent
 from annattn.tasks import Task
 
 __all__ = ["MODELS", "errors", "hashed", "settings", "task_of", "with_layer"]

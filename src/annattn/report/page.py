@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from annattn.errors import InputError
+from annattn.measure import LABELS
 from annattn.report.chart import Axis, Line, chart
-from annattn.report.speed import LABELS
 
 __all__ = ["headlines", "page", "percent", "power", "seconds", "times"]
 

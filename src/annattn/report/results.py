@@ -9,11 +9,9 @@ from typing import Any
 
 from annattn.errors import InputError
 from annattn.files import write_text
+from annattn.measure import Progress, describe_machine, lengths, measure_speed
 from annattn.report.attention import pictures
-from annattn.report.machine import machine
 from annattn.report.models import errors
-from annattn.report.progress import Progress
-from annattn.report.speed import lengths, speed
 from annattn.report.theorems import rows
 from annattn.report.theory import k_hop
 
@@ -48,7 +46,7 @@ PARTS: dict[str, Part] = {
     "speed": Part(
         "Speed",
         lambda order: 6 + 25 * (order.longest / 65_536) ** 2,
-        lambda order, progress: speed(lengths(order.longest), seed=order.seed, progress=progress),
+        lambda order, progress: measure_speed(lengths(order.longest), seed=order.seed, progress=progress),
     ),
     "attention": Part(
         "Attention one can see",
@@ -93,7 +91,7 @@ def document(parts: dict[str, Any], about: dict[str, Any] | None = None) -> dict
     >>> document({})["format"]
     1
     """
-    return {"format": FORMAT, "machine": machine() if about is None else about, **parts}
+    return {"format": FORMAT, "machine": describe_machine() if about is None else about, **parts}
 
 
 def read_results(path: Path) -> dict[str, Any]:

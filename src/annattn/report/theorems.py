@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from annattn.report.progress import Progress, silent
+from annattn.measure import Progress, silent
 from annattn.theorems import THEOREMS, Bound, Effort
 
 __all__ = ["rows", "tightest"]

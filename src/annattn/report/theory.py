@@ -7,10 +7,10 @@ from torch import Tensor
 
 from annattn.compiler import CompiledProtocol, to_transformer
 from annattn.compiler.transformer import Transformer
+from annattn.measure import Progress, silent
 from annattn.mpc import Mail, Protocol, run
 from annattn.mpc.model import Words
 from annattn.mpc.protocols import KHop
-from annattn.report.progress import Progress, silent
 from annattn.theorems.induction_heads import letters_after
 
 __all__ = ["Watched", "k_hop", "same_mail"]
