@@ -120,7 +120,7 @@ def test_damaged_notes_are_refused(run, command):
 def test_a_sweep_is_refused_before_it_measures(options, command, monkeypatch):
     from annattn.experiments.checkpoints import FOLDER
 
-    monkeypatch.setattr("annattn.cli.learning.grid", None)
+    monkeypatch.setattr("annattn.cli.sweep.grid", None)
     refused(command("sweep", FOLDER / "match2_direct", *options), options[0].strip("-"))
 
 

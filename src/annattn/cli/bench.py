@@ -2,7 +2,8 @@
 
 from rich.console import Console
 
-from annattn.cli.measuring import speed_table, watched
+from annattn.cli.part_progress import watched
+from annattn.cli.part_tables import speed_table
 from annattn.cli.terminal import AsJson, Whole, print_json
 from annattn.measure import describe_machine, lengths, measure_speed
 from annattn.report import PARTS, Order

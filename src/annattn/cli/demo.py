@@ -7,7 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from annattn.cli.measuring import TABLES, watched
+from annattn.cli.part_progress import watched
+from annattn.cli.part_tables import TABLES
 from annattn.cli.terminal import AsJson, Flag, Whole, print_json
 from annattn.errors import InputError
 from annattn.measure import describe_machine, lengths

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what it prints, and how it exits."""
+"""`annattn mpc` as a user meets it: what it prints, and how it exits."""
 
 import subprocess
 import sys

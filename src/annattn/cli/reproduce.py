@@ -9,9 +9,9 @@ from typing import Literal
 from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
-from annattn.cli.learning import watched
 from annattn.cli.names import known
 from annattn.cli.terminal import AsJson, bar, output, print_json, remarks
+from annattn.cli.train import watched
 from annattn.experiments.recipe import Recipe
 from annattn.experiments.reproduce import EXPERIMENTS, PROFILES, Finding, Workshop
 
