@@ -34,7 +34,7 @@ def numbers():
 def command(monkeypatch, capsys, numbers, tmp_path):
     """Call the command in this process and in an empty folder, with parts that are measured already."""
     for name, data in numbers.items():
-        monkeypatch.setitem(PARTS, name, replace(PARTS[name], measure=lambda order, progress, data=data: data))
+        monkeypatch.setitem(PARTS, name, replace(PARTS[name], measure=lambda settings, progress, data=data: data))
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> tuple[object, str, str]:
@@ -50,7 +50,7 @@ def test_demo_prints_every_part_and_writes_the_page_and_its_numbers(command, num
     code, output, errors = command("demo", "--output", "out/page.html")
     assert code == 0
     for expected in (
-        "Milliseconds a call",
+        "Milliseconds per call",
         "Weights of a trained head",
         "Wrong tokens",
         "2-hop of 9 letters",
@@ -81,7 +81,7 @@ def test_json_is_all_there_is_on_stdout(command, numbers):
 def test_a_theorem_that_does_not_hold_gives_exit_code_1_and_is_named(command, numbers, monkeypatch):
     row = numbers["theorems"]["rows"][0] | {"holds": False}
     broken = {"effort": "tiny", "rows": [row]}
-    monkeypatch.setitem(PARTS, "theorems", replace(PARTS["theorems"], measure=lambda order, progress: broken))
+    monkeypatch.setitem(PARTS, "theorems", replace(PARTS["theorems"], measure=lambda settings, progress: broken))
     code, output, _ = command("demo")
     assert code == 1
     assert "NO" in output
@@ -94,7 +94,7 @@ def test_a_theorem_that_does_not_hold_gives_exit_code_1_and_is_named(command, nu
         (("demo", "--seed", "-1"), "seed: got -1"),
         (("demo", "--output", "report.json"), "ends in .html"),
         (("demo", "--output", "."), "the folder ."),
-        (("demo", "--output", "/dev/null/report.html"), "/dev/null allows none"),
+        (("demo", "--output", "/dev/null/report.html"), "which /dev/null forbids"),
         (("report", "--from", "none.json"), "none.json"),
         (("bench", "--longest", "10"), "longest: got 10"),
         (("bench", "--tables", "0", "--longest", "64"), "tables"),

@@ -19,7 +19,7 @@ from rich.console import Console
 
 import annattn
 from annattn.cli.app import COMMANDS
-from annattn.cli.terminal import bar
+from annattn.cli.terminal import progress_bar
 from annattn.interrupts import between_steps
 from tests.cli.conftest import PROGRAM, SOURCES
 
@@ -191,7 +191,7 @@ def test_ctrl_c_in_train_keeps_a_whole_state(terminal, tmp_path):
     terminal.wait("loss")
     terminal.press("C-c")
     shown = terminal.wait("left with")
-    assert "stopped; the same command goes on from here" in " ".join(shown.split())
+    assert "stopped; the same command continues from here" in " ".join(shown.split())
     assert "left with 130" in shown
     assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["log.csv", "run.json", "state.safetensors"]
     # What was kept is what an uninterrupted run has at that step, bit for bit.
@@ -228,10 +228,10 @@ def test_a_bar_is_drawn_only_where_it_can_be_and_is_wanted(environment, watched,
     for name, value in ({"TERM": "xterm"} | environment).items():
         monkeypatch.setenv(name, value)
     screen = io.StringIO()
-    with bar(Console(file=screen, force_terminal=True, width=60)) as progress:
+    with progress_bar(Console(file=screen, force_terminal=True, width=60)) as progress:
         progress.add_task("work", total=1, note="loss 0.1")
     assert ("loss 0.1" in screen.getvalue()) == watched
-    with bar(Console(file=(piped := io.StringIO()), force_terminal=False)) as progress:
+    with progress_bar(Console(file=(piped := io.StringIO()), force_terminal=False)) as progress:
         progress.add_task("work", total=1, note="loss 0.1")
     assert piped.getvalue().strip() == ""
 

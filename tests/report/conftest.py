@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from annattn.measure import measure_speed
-from annattn.report import document
+from annattn.report import make_results
 from annattn.report.attention import pictures
 from annattn.report.models import errors
 from annattn.report.theorems import rows
@@ -21,4 +21,4 @@ def results() -> dict[str, Any]:
         "theory": k_hop(n=27, k=2, memory_words=18, words=1),
         "theorems": rows(effort="tiny", names=["match2", "mpc-simulates-ema"]),
     }
-    return document(parts)
+    return make_results(parts)

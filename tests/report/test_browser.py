@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from annattn.report import page, written
+from annattn.report import page, write_file
 
 FLAGS = [
     "--headless",
@@ -47,7 +47,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def address(results, tmp_path_factory) -> str:
-    return written(page(results), tmp_path_factory.mktemp("page") / "report.html").as_uri()
+    return write_file(page(results), tmp_path_factory.mktemp("page") / "report.html").as_uri()
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ class TestAttention:
         # Turning by positions keeps lengths, and leaves position 0 alone.
         torch.testing.assert_close(query[0, :, 0].flatten(), split[0, 0, :dim])
         torch.testing.assert_close(key[0].norm(dim=(0, -1)), split[0, :, dim : 2 * dim].norm(dim=-1))
-        assert block.attend.__name__ != "watched"
+        assert block.attend.__name__ != "record"
 
     def test_distance_counts_a_query_that_met_nobody_as_far(self):
         expected = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
@@ -128,7 +128,7 @@ class TestModels:
     def test_what_a_layer_was_trained_with_is_tried_too(self, results):
         for model in results["models"]["models"]:
             whole = trained(model["name"])
-            layers = [models.hashed(whole, layer) for layer in range(whole.config.layers)]
+            layers = [models.hashing_of(whole, layer) for layer in range(whole.config.layers)]
             used = [(one.tables, one.hashes) for one in layers]
             assert [(one["trained"]["tables"], one["trained"]["hashes"]) for one in model["layers"]] == used
             for layer in model["layers"]:

@@ -1,4 +1,4 @@
-"""The commands of `annattn`, one line each; their work is elsewhere."""
+"""The commands of `annattn`, one line each; each is in a file of its name."""
 
 from collections.abc import Sequence
 
@@ -10,15 +10,15 @@ from annattn import __version__
 __all__ = ["COMMANDS", "make_app"]
 
 COMMANDS = {
-    "demo": "See all of it in three minutes, and write report.html.",
-    "report": "Write report.html, from saved numbers or measured anew.",
+    "demo": "See everything in three minutes, and write report.html.",
+    "report": "Write report.html from saved numbers, or measure again.",
     "bench": "Time ANNA against softmax attention on this machine.",
-    "plan": "How many tables and hashes a guarantee takes.",
-    "attend": "Attend over arrays in files, larger than memory if need be.",
-    "train": "Train a recipe; a run that was stopped goes on.",
+    "plan": "Find how many tables and hashes a guarantee takes.",
+    "attend": "Attend over arrays in files, even larger than memory.",
+    "train": "Train a recipe, or continue a run that was stopped.",
     "sweep": "Measure a trained model over numbers of tables and hashes.",
-    "reproduce": "Train from nothing, measure, and write tables and figures.",
-    "mpc": "Run protocols of massively parallel computation under enforced limits.",
+    "reproduce": "Train from scratch, measure, and write tables and figures.",
+    "mpc": "Run massively parallel protocols under enforced limits.",
     "theorems": "Build what the paper's theorems promise, and measure it.",
 }
 """Each command with its line in the list; the function NAME in `annattn.cli.NAME`, whose docstring is its help."""
@@ -40,7 +40,7 @@ def make_app(arguments: Sequence[str]) -> cyclopts.App:
         name="annattn",
         version=__version__,
         help="Approximate nearest neighbour attention.",
-        help_format="plaintext",
+        help_format="markdown",  # so that lines are filled, wherever a docstring breaks them
         suppress_keyboard_interrupt=False,
         console=Console(),  # commands with commands of their own would keep the first one they saw
     )

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from annattn import outofcore
 from annattn.checks import require_count
 from annattn.cli.families import Family, make_family
-from annattn.cli.terminal import AsJson, Flag, Whole, bar, output, print_json, remarks
+from annattn.cli.terminal import Flag, Integer, JsonFlag, print_json, print_line, progress_bar, stderr_console
 from annattn.errors import InputError
 from annattn.lsh import Hasher
 from annattn.outofcore.arrays import dtype_name
@@ -28,16 +28,16 @@ def attend(
     *,
     out: Annotated[Path, Parameter(name=("--output", "-o"))],
     mechanism: Literal["anna", "exact_match", "latest_match", "softmax"] = "anna",
-    tables: Whole = 8,
-    hashes: Whole = 8,
+    tables: Integer = 8,
+    hashes: Integer = 8,
     family: Family = "hyperplane",
     width: float | None = None,
-    seed: Whole = 0,
+    seed: Integer = 0,
     beta: float = 1.0,
     causal: Flag = False,
     key_mask: Path | None = None,
-    memory: Whole = 256,
-    as_json: AsJson = False,
+    memory: Integer = 256,
+    as_json: JsonFlag = False,
 ) -> None:
     """Attend over arrays in files, and write the result to another file.
 
@@ -75,7 +75,7 @@ def attend(
         expected = "queries, keys and values, or one .safetensors file with the tensors query, key and value"
         raise InputError("input files", given=given, expected=expected)
     started = time.monotonic()
-    with _options_in_errors(), bar(remarks()) as progress:
+    with _options_in_errors(), progress_bar(stderr_console()) as progress:
         line = progress.add_task(mechanism, total=1.0, note="", visible=False)
         done = outofcore.attend(
             query,
@@ -96,7 +96,7 @@ def attend(
             {"output": str(out), "shape": done.shape, "dtype": dtype, "mechanism": mechanism, "seconds": seconds}
         )
     else:
-        output().print(f"{out}: {dtype} {done.shape}, {seconds:.1f} s", markup=False, soft_wrap=True)
+        print_line(f"{out}: {dtype} {done.shape}, {seconds:.1f} s")
 
 
 def _make_hasher(

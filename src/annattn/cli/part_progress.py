@@ -1,23 +1,20 @@
 """The progress of `demo`, `report` and `bench`: a bar on a terminal, plain lines in a pipe."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from annattn.report import PARTS
+from annattn.report import PARTS, PartProgress
 
-__all__ = ["Tell", "watched"]
-
-Tell = Callable[[str, float, str], None]
-"""Told a part's name, the share of it that is done, and what comes next."""
+__all__ = ["part_progress"]
 
 
 class _TimeLeft(ProgressColumn):
-    """What is left at the pace so far; the parts' expected seconds until there is a pace."""
+    """The time left at the pace so far; before there is a pace, what the parts are expected to take."""
 
     def render(self, task: Task) -> Text:
         """Minutes and seconds."""
@@ -27,29 +24,29 @@ class _TimeLeft(ProgressColumn):
 
 
 @contextmanager
-def watched(console: Console, expected: dict[str, float]) -> Iterator[Tell]:
-    """A bar over parts that take the expected seconds; when nobody watches, a line whenever a part begins."""
+def part_progress(console: Console, expected_seconds: dict[str, float]) -> Iterator[PartProgress]:
+    """A bar over all parts; if the console is not a terminal, a line when a part begins."""
     started = time.monotonic()
     if not console.is_terminal:
         begun: set[str] = set()
 
-        def line(part: str, done: float, what: str) -> None:
+        def print_part(part: str, done: float, what: str) -> None:
             if part not in begun:
                 begun.add(part)
                 console.print(f"{time.monotonic() - started:4.0f} s  {PARTS[part].title}")
 
-        yield line
+        yield print_part
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, _TimeLeft(), console=console, transient=True) as bar:
-        task = bar.add_task("", total=sum(expected.values()))
-        order = list(expected)
+        task = bar.add_task("", total=sum(expected_seconds.values()))
+        parts = list(expected_seconds)
 
-        def update(part: str, done: float, what: str) -> None:
-            before = sum(expected[name] for name in order[: order.index(part)])
+        def update_bar(part: str, done: float, what: str) -> None:
+            before = sum(expected_seconds[name] for name in parts[: parts.index(part)])
             text = f"{PARTS[part].title}: {what}" if what else PARTS[part].title
             room = max(12, console.width - 49)
             text = text if len(text) <= room else text[: room - 1] + "…"
-            bar.update(task, completed=before + done * expected[part], description=text)
+            bar.update(task, completed=before + done * expected_seconds[part], description=text)
 
-        yield update
+        yield update_bar

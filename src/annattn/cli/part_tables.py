@@ -26,10 +26,10 @@ def _milliseconds(value: float) -> str:
 
 
 def speed_table(part: dict[str, Any]) -> Table:
-    """Times of a call at every length."""
+    """The time of one call at every length."""
     used = part["settings"]
     table = _table(
-        f"Milliseconds a call: {used['heads']} head{'s' * (used['heads'] > 1)} of width {used['dim']}, "
+        f"Milliseconds per call: {used['heads']} head{'s' * (used['heads'] > 1)} of width {used['dim']}, "
         f"{used['tables']} tables of {used['hashes']} hashes"
     )
     table.add_column("tokens", justify="right", no_wrap=True)
@@ -43,7 +43,7 @@ def speed_table(part: dict[str, Any]) -> Table:
 
 
 def _attention_pictures(part: dict[str, Any], shown: int = 23) -> Table:
-    """The weights of the first layer as it was trained, a character a weight; as many tokens as a terminal is wide."""
+    """The weights of the first layer as trained, one character per weight, for as many tokens as fit a terminal."""
     layer = part["layers"][0]
     used = layer["trained"]
     row = layer["rows"][layer["hashes"].index(used["hashes"])]
@@ -56,24 +56,24 @@ def _attention_pictures(part: dict[str, Any], shown: int = 23) -> Table:
     table.add_row(*pictures)
     table.caption = (
         f"distance of hashed from expected weights: {cell['distance']:.2f}, where 0 is equal and 1 disjoint;\n"
-        "expected is what infinitely many tables give; a query whose row is empty met no key"
+        "expected is the limit of infinitely many tables; a query with an empty row met no key"
     )
     table.caption_justify = "left"
     return table
 
 
 def _picture(packed: str, shown: int) -> Text:
-    """Packed weights of the first queries as shades."""
+    """The packed weights of the first queries as shades of grey."""
     weights, lines = base64.b64decode(packed), []
     for query in range(min(shown, int((2 * len(weights)) ** 0.5))):
         start = query * (query + 1) // 2
-        # The square root lets small weights be seen.
+        # The square root makes small weights visible.
         lines.append("".join(_SHADES[round(4 * (byte / 255) ** 0.5)] for byte in weights[start : start + query + 1]))
     return Text("\n".join(lines), no_wrap=True, overflow="crop")
 
 
 def _models_table(part: dict[str, Any]) -> Table:
-    """Errors with the hashes that a layer was trained with; the page has the others."""
+    """Errors with the number of hashes that each layer was trained with; the page also has others."""
     table = _table(f"Wrong tokens, %, by number of tables; mean of {part['draws']} draws; * as trained")
     table.add_column("model", min_width=9)
     every = sorted({count for model in part["models"] for layer in model["layers"] for count in layer["tables"]})
@@ -83,12 +83,12 @@ def _models_table(part: dict[str, Any]) -> Table:
         for number, layer in enumerate(model["layers"], 1):
             used = layer["trained"]
             row = layer["errors"][layer["hashes"].index(used["hashes"])]
-            known = {
+            cells = {
                 count: percent(cell["mean"]).removesuffix(" %") + "*" * (count == used["tables"])
                 for count, cell in zip(layer["tables"], row, strict=True)
             }
             where = f", layer {number}" if len(model["layers"]) > 1 else ""
-            table.add_row(f"{model['task']}{where}", *(known.get(count, "") for count in every))
+            table.add_row(f"{model['task']}{where}", *(cells.get(count, "") for count in every))
     return table
 
 
@@ -100,8 +100,8 @@ def _theory_table(part: dict[str, Any]) -> Table:
     same = sum(one["same"] for one in part["rounds"])
     table.add_row("in parallel", f"{part['machines']} machines", f"{sizes['heads']} heads")
     table.add_row("in sequence", f"{len(part['rounds'])} rounds", f"{sizes['layers']} layers")
-    table.add_row("in one place", f"{part['memory_words']} words", f"{sizes['value_width']:,} numbers a value")
-    table.add_row("same messages", f"after {len(part['rounds'])} rounds", f"after {same} of as many layers")
+    table.add_row("in one place", f"{part['memory_words']} words", f"{sizes['value_width']:,} numbers per value")
+    table.add_row("same messages", f"after each of {len(part['rounds'])} rounds", f"after {same} of as many layers")
     table.add_row("right outputs", "", f"{part['equal']} of {part['compared']} words, EMA and ANNA")
     return table
 
