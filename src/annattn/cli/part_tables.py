@@ -101,7 +101,9 @@ def _theory_table(part: dict[str, Any]) -> Table:
     table.add_row("in parallel", f"{part['machines']} machines", f"{sizes['heads']} heads")
     table.add_row("in sequence", f"{len(part['rounds'])} rounds", f"{sizes['layers']} layers")
     table.add_row("in one place", f"{part['memory_words']} words", f"{sizes['value_width']:,} numbers per value")
-    table.add_row("same messages", f"after each of {len(part['rounds'])} rounds", f"after {same} of as many layers")
+    table.add_row(
+        "same messages", f"after each of {len(part['rounds'])} rounds", f"after {same} of {len(part['rounds'])} layers"
+    )
     table.add_row("right outputs", "", f"{part['equal']} of {part['compared']} words, EMA and ANNA")
     return table
 

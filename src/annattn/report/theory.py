@@ -17,10 +17,10 @@ __all__ = ["RecordedProtocol", "k_hop", "same_mail"]
 
 # What a round of each stage does, in the order of the protocol's stages.
 _STAGES = (
-    ("sort", "sorts the letters with their places, so that equal letters lie next to each other"),
-    ("compare", "shows its last record to the next machine, which may hold the next of the same letter"),
-    ("send home", "sends every place its first jump: one past the last place before it with the same letter"),
-    ("double", "asks where its jump's jump leads, or tells: every two rounds the jumps become twice as long"),
+    ("sort", "sorts the letters with their positions, so that equal letters are next to each other"),
+    ("compare", "sends its last record to the next machine, which may hold the next occurrence of the same letter"),
+    ("send home", "sends every position its first jump: to the position after the previous occurrence of its letter"),
+    ("double", "asks where the jump of its jump leads, or answers: every two rounds the jumps become twice as long"),
 )
 
 
