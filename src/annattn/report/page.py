@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,17 @@ def percent(share: float) -> str:
 
     >>> percent(0.0812), percent(0.0), percent(0.4567), percent(0.0004), percent(1e-6)
     ('8.1 %', '0 %', '46 %', '0.04 %', '< 0.01 %')
+    >>> percent(0.00625)  # a tie
+    '0.63 %'
     """
     value = 100 * share
     if value == 0:
         return "0 %"
-    return "< 0.01 %" if value < 0.01 else f"{value:.{0 if value >= 10 else 1 if value >= 1 else 2}f} %"
+    if value < 0.01:
+        return "< 0.01 %"
+    # Ties go up, as in JavaScript's toFixed.
+    step = Decimal(1 if value >= 10 else "0.1" if value >= 1 else "0.01")
+    return f"{Decimal(value).quantize(step, ROUND_HALF_UP)} %"
 
 
 def seconds(value: float) -> str:
