@@ -1,4 +1,4 @@
-"""The figures the project sets itself, each a ratio taken within this run."""
+"""The goals that the project sets itself, each a ratio of times in the same run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

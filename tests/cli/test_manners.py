@@ -203,7 +203,7 @@ def test_ctrl_c_in_train_keeps_a_whole_state(terminal, tmp_path):
     assert step == json.loads((tmp_path / "here" / "run.json").read_text())["step"]
     assert 0 < step < recipe.steps
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the terminal: another number adds up in another order
+    torch.set_num_threads(1)  # as in the terminal: torch's summation order depends on the number of threads
     try:
         train(recipe, folder=tmp_path / "again", stop_at=step)
     finally:

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from annattn.report import page, write_file
+from annattn.report.page import percent
 
 FLAGS = [
     "--headless",
@@ -89,7 +90,7 @@ def test_sliders_change_the_picture_and_the_error(opened, results):
         assert tab.locator("#lens-tables-value").inner_text() == str(layer["tables"][t])
         assert tab.locator("#lens-hashes-value").inner_text() == str(layer["hashes"][z])
         shown = tab.locator("#lens-error").inner_text()
-        assert float(shown.removesuffix(" %")) == pytest.approx(100 * errors[z][t]["mean"], abs=0.51)
+        assert shown == percent(errors[z][t]["mean"])
         assert tab.locator("#lens-distance").inner_text() == f"{layer['rows'][z]['cells'][t]['distance']:.2f}"
         seen.add(picture(tab))
         said = tab.locator("#strip .said").all_inner_texts()

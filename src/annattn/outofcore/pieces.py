@@ -19,7 +19,7 @@ __all__ = ["Inputs", "attend_by_heads", "attend_by_rows", "needs_rows"]
 _LONGEST_BLOCK = 65_536  # rows of a head at a time, so that progress shows and a run can be stopped quickly
 
 RowsDone = Callable[[int], None]
-"""Called with the number of rows that were worked off since the last call; all of them are `Inputs.rows`."""
+"""Called with the number of rows finished since the last call; in total `Inputs.rows`."""
 
 
 @dataclass(frozen=True)
