@@ -7,7 +7,6 @@ Examples:
 """
 
 import argparse
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -16,43 +15,37 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from annattn.report.machine import machine
+from annattn.files import write_json
+from annattn.measure import describe_machine, faster_from, median_seconds
 from benchmarks.contenders import CONTENDERS
 from benchmarks.figures import FIGURES, Figure
-from benchmarks.measure import extra_memory, seconds
+from benchmarks.memory import extra_memory
 
-_SHORT = (64, 128, 256, 512)  # lengths below the sweep, for the crossover
-PATIENCE = 60.0  # seconds a contender may take before it stops
+_SHORT = (64, 128, 256, 512)  # lengths below those of the sweep, to find the crossover
+PATIENCE = 60.0  # seconds that a call may take; longer lengths are left out
 
 
 def sweep(longest: int, console: Console) -> dict[str, dict[int, float]]:
-    """Seconds of every contender at every length it reaches."""
+    """Seconds of every contender at every length it reaches within the time limit."""
     times: dict[str, dict[int, float]] = {name: {} for name in CONTENDERS}
     sizes = [1024 * 2**step for step in range(11) if 1024 * 2**step <= longest]
     for n in track(sizes, description="lengths", console=console, transient=True):
         for name, contender in CONTENDERS.items():
-            known = list(times[name].values())
+            earlier = list(times[name].values())
             # A quadratic contender takes four times as long at the next length.
-            if len(known) < sizes.index(n) or (known and known[-1] * 4 > PATIENCE):
+            if len(earlier) < sizes.index(n) or (earlier and earlier[-1] * 4 > PATIENCE):
                 continue
             try:
-                times[name][n] = seconds(contender.make(n), enough=0.3)
+                times[name][n] = median_seconds(contender.make(n), enough=0.3)
             except ModuleNotFoundError as missing:
                 console.print(f"{contender.label}: left out, {missing.name} is not installed (the `bench` extra)")
     return times
 
 
 def crossover(times: dict[str, dict[int, float]]) -> int | None:
-    """The first doubled length from which ANNA is faster than softmax attention, there and at all longer ones."""
-    known = {n: (times["anna"][n], t) for n, t in times["softmax"].items()}
-    for n in _SHORT:
-        known[n] = seconds(CONTENDERS["anna"].make(n)), seconds(CONTENDERS["softmax"].make(n))
-    found = None
-    for n in sorted(known, reverse=True):
-        if known[n][0] >= known[n][1]:
-            break
-        found = n
-    return found
+    """The first length from which ANNA is faster than softmax attention, there and at all longer ones."""
+    short = {name: {n: median_seconds(CONTENDERS[name].make(n)) for n in _SHORT} for name in ("anna", "softmax")}
+    return faster_from(short["anna"] | times["anna"], short["softmax"] | times["softmax"])
 
 
 def plot(times: dict[str, dict[int, float]], memory: dict[str, dict[int, int]], folder: Path) -> None:
@@ -64,11 +57,15 @@ def plot(times: dict[str, dict[int, float]], memory: dict[str, dict[int, int]], 
         ("Extra peak memory of one head, dim 64", "MiB", memory, 2.0**-20),
     ):
         figure, axes = plt.subplots(figsize=(6.4, 5.6), layout="constrained")
-        for name, known in data.items():
-            if known:
+        for name, by_length in data.items():
+            if by_length:
                 style = "k--" if name == "floor" else "o-"
                 axes.loglog(
-                    list(known), [v * scale for v in known.values()], style, label=CONTENDERS[name].label, markersize=4
+                    list(by_length),
+                    [v * scale for v in by_length.values()],
+                    style,
+                    label=CONTENDERS[name].label,
+                    markersize=4,
                 )
         axes.set(xlabel="tokens", ylabel=unit, title=title)
         axes.grid(True, which="major", alpha=0.3)
@@ -105,24 +102,24 @@ def main() -> None:
     chosen = [] if options.quick else options.only or list(FIGURES)
     figures = [row for name in track(chosen, "figures", console=console, transient=True) for row in FIGURES[name]()]
     tables(times, figures, console)
-    found = None if options.only else crossover(times)
-    if found:
-        console.print(f"ANNA beats torch's softmax attention from {found:,} tokens on (lengths doubled from 64)")
+    first = None if options.only else crossover(times)
+    if first:
+        console.print(f"ANNA beats torch's softmax attention from {first:,} tokens (lengths doubled from 64)")
     options.out.mkdir(parents=True, exist_ok=True)
     memory: dict[str, dict[int, int]] = {}
     if not options.quick and not options.only:
-        reach = {name: [n for n in known if n >= 16_384][::2] for name, known in times.items() if known}
+        reach = {name: [n for n in by_length if n >= 16_384][::2] for name, by_length in times.items() if by_length}
         for name in track(list(reach), "memory", console=console, transient=True):
             memory[name] = {n: extra_memory(name, n) for n in reach[name]}
         plot(times, memory, options.out)
     record = {
-        "machine": machine(),
+        "machine": describe_machine(),
         "seconds": times,
         "extra_bytes": memory,
-        "crossover": found,
+        "crossover": first,
         "figures": [asdict(figure) for figure in figures],
     }
-    (options.out / "results.json").write_text(json.dumps(record, indent=1))
+    write_json(record, options.out / "results.json")
     console.print(f"written to {options.out}")
 
 

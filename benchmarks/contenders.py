@@ -1,4 +1,4 @@
-"""What is measured: each contender makes a call for n tokens of one head, and says whether its answer is right."""
+"""What is measured: each contender makes a call for n tokens of one head, and checks its answer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,48 +8,53 @@ import torch
 from torch import Tensor
 
 import annattn as aa
+from annattn.errors import AnnattnError
 from annattn.kernels import use_backend
 from annattn.lsh import Hasher
+from annattn.measure.answers import check_answer, collision_counts, copy_floor, random_inputs
 
 DIM = 64
 
-Call = Callable[[], object]
 
-
-def tokens(n: int, heads: int = 1, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(1, heads, n, DIM, generator=generator) for _ in range(3))  # pyright: ignore
+def tokens(n: int, heads: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    return random_inputs(n, heads=heads, dim=DIM)
 
 
 def hyperplanes() -> Hasher:
     return aa.lsh.Hyperplane(DIM).sample(tables=8, hashes=8, seed=0)
 
 
-def verify_anna(
+def check_anna(
     query: Tensor, key: Tensor, value: Tensor, hasher: Hasher, out: Tensor, *, is_causal: bool = False
 ) -> None:
     """Compare a sample of outputs with the sum over all pairs in float64; a wrong answer is not worth timing."""
-    n = query.shape[2]
-    some = torch.arange(0, n, max(1, n // 16))
-    codes = hasher(query[:, :, some]), hasher(key)
-    for place, i in enumerate(some.tolist()):
-        last = i + 1 if is_causal else n
-        counts = (codes[0][:, :, place, None] == codes[1][:, :, :last]).sum(-1).double()
-        expected = (counts[..., None] * value[:, :, :last].double()).sum(2) / counts.sum(-1, keepdim=True).clamp(min=1)
-        torch.testing.assert_close(out[:, :, i].double(), expected, rtol=1e-4, atol=1e-5)
+    check_answer("ANNA", out, collision_counts(query, key, hasher, is_causal=is_causal), value)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call for one number of tokens, and a check that raises if its answer is wrong; without one it is trusted."""
+
+    call: Callable[[], Tensor]
+    check: Callable[[Tensor], None] | None = None
 
 
 @dataclass(frozen=True)
 class Contender:
-    """`make(n)` returns the call to time, having checked its answer."""
-
     label: str
-    make: Callable[[int], Call]
+    prepare: Callable[[int], Case]
     is_peer: bool = False
 
+    def make(self, n: int) -> Callable[[], Tensor]:
+        """The call to time, its answer checked."""
+        case = self.prepare(n)
+        if case.check is not None:
+            case.check(case.call())
+        return case.call
 
-def _anna(is_causal: bool, backend: str) -> Callable[[int], Call]:
-    def make(n: int) -> Call:
+
+def _anna(is_causal: bool, backend: str) -> Callable[[int], Case]:
+    def prepare(n: int) -> Case:
         query, key, value = tokens(n)
         hasher = hyperplanes()
 
@@ -57,65 +62,51 @@ def _anna(is_causal: bool, backend: str) -> Callable[[int], Call]:
             with use_backend(backend):
                 return aa.anna_attention(query, key, value, hasher, is_causal=is_causal)
 
-        verify_anna(query, key, value, hasher, call(), is_causal=is_causal)
-        return call
+        return Case(call, lambda out: check_anna(query, key, value, hasher, out, is_causal=is_causal))
 
-    return make
-
-
-def _floor(n: int) -> Call:
-    sources = [*tokens(n), torch.randn(1, 1, n, DIM)]
-    copies = [torch.empty_like(x) for x in sources]
-
-    def call() -> None:
-        for source, copy in zip(sources, copies, strict=True):
-            copy.copy_(source)
-
-    return call
+    return prepare
 
 
-def _softmax(n: int) -> Call:
+def _floor(n: int) -> Case:
     query, key, value = tokens(n)
-    return lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    return Case(copy_floor(query, key, value), lambda out: torch.testing.assert_close(out, value, rtol=0, atol=0))
 
 
-def _performer(n: int) -> Call:
+def _softmax(n: int) -> Case:
+    query, key, value = tokens(n)
+    # Not checked: one more call would take half a minute at the longest lengths.
+    return Case(lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value))
+
+
+def _performer(n: int) -> Case:
     attend = import_module("performer_pytorch").FastAttention(dim_heads=DIM, nb_features=256)
     inputs = tokens(n)
-
-    def call() -> Tensor:
-        with torch.no_grad():
-            return attend(*inputs)
-
-    return _finite(call)
+    return Case(_without_gradients(lambda: attend(*inputs)), _check_finite)
 
 
-def _reformer(n: int) -> Call:
+def _reformer(n: int) -> Case:
     attend = import_module("reformer_pytorch").LSHAttention(bucket_size=64, n_hashes=8, causal=False)
     query, _, value = (x[:, 0] for x in tokens(n))
-
-    def call() -> Tensor:
-        with torch.no_grad():
-            return attend(query, value)[0]
-
-    return _finite(call)
+    return Case(_without_gradients(lambda: attend(query, value)[0]), _check_finite)
 
 
-def _linformer(n: int) -> Call:
+def _linformer(n: int) -> Case:
     attend = import_module("linformer").LinformerSelfAttention(dim=DIM, seq_len=n, heads=1, k=256)
-    tokens_in = tokens(n)[0][:, 0]
+    inputs = tokens(n)[0][:, 0]
+    return Case(_without_gradients(lambda: attend(inputs)), _check_finite)
 
+
+def _without_gradients(attend: Callable[[], Tensor]) -> Callable[[], Tensor]:
     def call() -> Tensor:
         with torch.no_grad():
-            return attend(tokens_in)
+            return attend()
 
-    return _finite(call)
-
-
-def _finite(call: Callable[[], Tensor]) -> Call:
-    if not call().isfinite().all():
-        raise AssertionError("the peer's answer is not finite")
     return call
+
+
+def _check_finite(out: Tensor) -> None:
+    if not out.isfinite().all():
+        raise AnnattnError("the peer's answer is not finite")
 
 
 CONTENDERS: dict[str, Contender] = {

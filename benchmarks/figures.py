@@ -1,4 +1,4 @@
-"""The figures the project sets itself, each a ratio taken within this run."""
+"""The goals that the project sets itself, each a ratio of times in the same run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 import annattn as aa
-from benchmarks.contenders import CONTENDERS, DIM, hyperplanes, tokens, verify_anna
-from benchmarks.measure import exponent, extra_memory, seconds, turns
+from annattn.measure import exponent, median_of_blocks, median_seconds
+from benchmarks.contenders import CONTENDERS, DIM, check_anna, hyperplanes, tokens
+from benchmarks.memory import extra_memory
 
 LARGE = 1_048_576
 
@@ -28,8 +29,8 @@ def _ratio(case: str, value: float, bound: float, *, at_least: bool) -> Figure:
 
 def one_head() -> list[Figure]:
     calls = {name: CONTENDERS[name].make(65_536) for name in ("floor", "anna", "causal")}
-    floor, anna, causal = turns(calls).values()
-    softmax = seconds(CONTENDERS["softmax"].make(65_536))
+    floor, anna, causal = median_of_blocks(calls).values()
+    softmax = median_seconds(CONTENDERS["softmax"].make(65_536))
     return [
         _ratio("n = 65,536, forward: softmax / ANNA", softmax / anna, 300, at_least=True),
         _ratio("n = 65,536, forward: ANNA / copy floor", anna / floor, 4, at_least=False),
@@ -39,8 +40,10 @@ def one_head() -> list[Figure]:
 
 def long() -> list[Figure]:
     sizes = [16_384, 65_536, 262_144, LARGE]
-    floor, largest = turns({name: CONTENDERS[name].make(LARGE) for name in ("floor", "anna")}, rounds=5).values()
-    times = [seconds(CONTENDERS["anna"].make(n)) for n in sizes[:-1]] + [largest]
+    floor, largest = median_of_blocks(
+        {name: CONTENDERS[name].make(LARGE) for name in ("floor", "anna")}, rounds=5
+    ).values()
+    times = [median_seconds(CONTENDERS["anna"].make(n)) for n in sizes[:-1]] + [largest]
     memory = extra_memory("anna", LARGE) / (4 * LARGE * DIM * 4)
     slope = exponent(sizes, times)
     return [
@@ -53,9 +56,9 @@ def long() -> list[Figure]:
 def eight_heads() -> list[Figure]:
     query, key, value = tokens(16_384, heads=8)
     hasher = hyperplanes()
-    verify_anna(query, key, value, hasher, aa.anna_attention(query, key, value, hasher))
-    anna = seconds(lambda: aa.anna_attention(query, key, value, hasher))
-    softmax = seconds(lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value))
+    check_anna(query, key, value, hasher, aa.anna_attention(query, key, value, hasher))
+    anna = median_seconds(lambda: aa.anna_attention(query, key, value, hasher))
+    softmax = median_seconds(lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value))
     return [_ratio("8 heads, n = 16,384: softmax / ANNA", softmax / anna, 60, at_least=True)]
 
 
@@ -66,8 +69,8 @@ def training() -> list[Figure]:
     def step(attend: Callable[..., torch.Tensor]) -> Callable[[], object]:
         return lambda: torch.autograd.grad(attend(*inputs).sum(), inputs)
 
-    anna = seconds(step(lambda q, k, v: aa.anna_attention(q, k, v, hasher, gradient="linear")))
-    softmax = seconds(step(torch.nn.functional.scaled_dot_product_attention))
+    anna = median_seconds(step(lambda q, k, v: aa.anna_attention(q, k, v, hasher, gradient="linear")))
+    softmax = median_seconds(step(torch.nn.functional.scaled_dot_product_attention))
     return [_ratio("n = 65,536, forward + backward, linear: softmax / ANNA", softmax / anna, 50, at_least=True)]
 
 
@@ -79,8 +82,8 @@ def exact_match() -> list[Figure]:
     out = aa.exact_match_attention(query, query, value)
     same = (rows == rows[7]).all(-1)
     torch.testing.assert_close(out[0, 0, 7], value[0, 0, same].mean(0), rtol=1e-4, atol=1e-5)
-    ours = seconds(lambda: aa.exact_match_attention(query, query, value))
-    theirs = seconds(lambda: np.unique(rows.numpy(), axis=0))
+    ours = median_seconds(lambda: aa.exact_match_attention(query, query, value))
+    theirs = median_seconds(lambda: np.unique(rows.numpy(), axis=0))
     return [_ratio("EMA, n = 1,048,576 rows of 16 integers: EMA / np.unique", ours / theirs, 3, at_least=False)]
 
 
@@ -96,7 +99,7 @@ def decoding() -> list[Figure]:
         torch.testing.assert_close(cache.attend(query), expected, rtol=1e-4, atol=1e-5)
         caches[context] = cache
     _, keys, values = tokens(262_144)
-    times = turns(
+    times = median_of_blocks(
         {
             "short": lambda: caches[1024].step(query, key, value),
             "long": lambda: caches[LARGE].step(query, key, value),
@@ -110,7 +113,9 @@ def decoding() -> list[Figure]:
 
 
 def peers() -> list[Figure]:
-    anna, performer, reformer = (seconds(CONTENDERS[name].make(65_536)) for name in ("anna", "performer", "reformer"))
+    anna, performer, reformer = (
+        median_seconds(CONTENDERS[name].make(65_536)) for name in ("anna", "performer", "reformer")
+    )
     return [
         _ratio("n = 65,536: performer-pytorch (256 features) / ANNA", performer / anna, 15, at_least=True),
         _ratio("n = 65,536: reformer-pytorch (8 hashes) / ANNA", reformer / anna, 100, at_least=True),
@@ -122,9 +127,9 @@ def cross_polytope() -> list[Figure]:
     hyperplane = hyperplanes()
     structured = aa.lsh.CrossPolytope(DIM, rotation="structured").sample(tables=8, hashes=1, seed=0)
     out = aa.anna_attention(query, key, value, structured)
-    verify_anna(query, key, value, structured, out)
+    check_anna(query, key, value, structured, out)
     hashers = {"ours": structured, "base": hyperplane}
-    times = turns({name: lambda h=h: aa.anna_attention(query, key, value, h) for name, h in hashers.items()})
+    times = median_of_blocks({name: lambda h=h: aa.anna_attention(query, key, value, h) for name, h in hashers.items()})
     return [_ratio("cross-polytope, 8 tables × 1 hash / hyperplanes", times["ours"] / times["base"], 5, at_least=False)]
 
 

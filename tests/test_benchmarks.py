@@ -5,7 +5,9 @@ import json
 import pytest
 from benchmarks import __main__ as bench
 from benchmarks import contenders
-from benchmarks.measure import exponent
+from benchmarks.memory import extra_memory
+
+from annattn.errors import AnnattnError
 
 
 @pytest.mark.slow
@@ -25,10 +27,10 @@ def test_the_short_run_measures_our_contenders_and_writes_results(tmp_path, monk
 def test_a_wrong_answer_is_not_timed(monkeypatch):
     right = contenders.aa.anna_attention
     monkeypatch.setattr(contenders.aa, "anna_attention", lambda *args, **options: 1.01 * right(*args, **options))
-    with pytest.raises(AssertionError):
+    with pytest.raises(AnnattnError, match="ANNA: an answer is wrong by"):
         contenders.CONTENDERS["anna"].make(1024)
 
 
-def test_the_exponent_of_a_power_law_is_its_power():
-    sizes = [10, 100, 1000]
-    assert exponent(sizes, [n**1.5 for n in sizes]) == pytest.approx(1.5)
+def test_extra_memory_is_at_least_the_output():
+    n = 65_536
+    assert extra_memory("anna", n) >= 4 * n * contenders.DIM

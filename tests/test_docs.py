@@ -33,7 +33,7 @@ FORGIVING = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 KINDS = ("python", "sh", "text")
 REFERENCE = (
     *("attention", "cache", "compiler", "errors", "experiments"),
-    *("lsh", "mpc", "mpc.protocols", "nn", "tasks", "theorems"),
+    *("lsh", "mpc", "mpc.protocols", "nn", "outofcore", "tasks", "theorems"),
 )
 
 

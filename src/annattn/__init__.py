@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from annattn import attention, compiler, errors, experiments, kernels, lsh, mpc, nn, tasks, theorems
+    from annattn import attention, compiler, errors, experiments, kernels, lsh, mpc, nn, outofcore, tasks, theorems
     from annattn.attention import (
         AnnaReport,
         Plan,
@@ -44,6 +44,7 @@ __all__ = [
     "lsh",
     "mpc",
     "nn",
+    "outofcore",
     "plan",
     "reformer_attention",
     "sampled_collision_attention",
@@ -54,8 +55,8 @@ __all__ = [
 ]
 
 _FOLDERS = (
-    "attention", "cache", "compiler", "errors", "experiments", "kernels", "lsh", "mpc", "nn", "report", "tasks",
-    "theorems",
+    "attention", "cache", "compiler", "errors", "experiments", "kernels", "lsh", "measure", "mpc", "nn",
+    "outofcore", "report", "tasks", "theorems",
 )  # fmt: skip
 
 

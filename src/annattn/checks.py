@@ -1,5 +1,6 @@
 """Checks of arguments: each returns the value in the form the library works with, or raises InputError."""
 
+import difflib
 import math
 import operator
 from collections.abc import Iterable
@@ -7,7 +8,7 @@ from typing import Any
 
 from annattn.errors import InputError
 
-__all__ = ["LARGEST_COUNT", "require_choice", "require_count", "require_flag", "require_number"]
+__all__ = ["LARGEST_COUNT", "did_you_mean", "require_choice", "require_count", "require_flag", "require_number"]
 
 LARGEST_COUNT = 2**31 - 1
 """The largest size of anything that is made: products of two fit 64 bits."""
@@ -76,3 +77,14 @@ def require_number(name: str, value: Any, expected: str, *, low: float = -math.i
     if not (math.isfinite(found) and low <= found <= high):
         raise InputError(name, given=repr(value), expected=expected)
     return found
+
+
+def did_you_mean(name: str, names: Iterable[str], *, likeness: float = 0.4) -> str:
+    """A hint with the name that was probably meant, or nothing if none is similar enough; case does not matter.
+
+    >>> did_you_mean("khop", ["KHop", "Sort"])
+    'did you mean KHop?'
+    """
+    by_lower_case = {one.lower(): one for one in names}
+    near = difflib.get_close_matches(name.lower(), by_lower_case, 1, likeness)
+    return f"did you mean {by_lower_case[near[0]]}?" if near else ""

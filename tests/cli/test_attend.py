@@ -12,35 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import annattn as aa
-from annattn.cli.arrays import Sink, Source
-from annattn.cli.streaming import Arrays, attend_by_heads, attend_by_rows, streams
+from tests.outofcore.arrays import numbers, save
 
 SHAPES = {2: (), 3: (3,), 4: (2, 4)}
-
-
-def numbers(*shape: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
-    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
-
-
-def four(x: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(x.reshape((1,) * (4 - x.ndim) + x.shape))
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def save(*leading: int, queries: int = 50, keys: int = 50, dim: int = 8, dtype="float32", key_heads: int | None = None):
-    """q.npy, k.npy and v.npy, and what is in them as the library takes it."""
-    fewer = leading if key_heads is None else (*leading[:-1], key_heads)
-    shapes = ((*leading, queries, dim), (*fewer, keys, dim), (*fewer, keys, 5))
-    arrays = [numbers(*shape, seed=at, dtype=dtype) for at, shape in enumerate(shapes)]
-    for name, array in zip("qkv", arrays, strict=True):
-        np.save(f"{name}.npy", array)
-    query, key, value = map(four, arrays)
-    return query, key, value
 
 
 @pytest.mark.parametrize("axes", SHAPES)
@@ -132,60 +112,6 @@ def test_any_layout_of_numbers_in_a_file(order, kind, folder, command):
     assert np.array_equal(np.load("out.npy"), expected.numpy())
 
 
-def in_pieces(run, memory: int, key_mask: torch.Tensor | None = None) -> np.ndarray:
-    arrays = opened(key_mask)
-    done = []
-    with Sink(Path("out.npy"), arrays.out_shape, arrays.value.dtype) as sink:
-        run(arrays, memory, sink, done.append)
-    assert sum(done) == arrays.rows
-    return np.load("out.npy")
-
-
-def opened(key_mask: torch.Tensor | None = None) -> Arrays:
-    query, key, value = (Source.open(what, Path(f"{what[0]}.npy")) for what in ("query", "key", "value"))
-    return Arrays(query, key, value, key_mask)
-
-
-@pytest.mark.parametrize("memory", [1, 20_000, 2**30])
-@pytest.mark.parametrize(("leading", "key_heads"), [((), None), ((6,), 2), ((2, 4), 2)])
-def test_heads_taken_in_any_number_give_the_same_bits(memory, leading, key_heads, folder):
-    tensors = save(*leading, queries=40, key_heads=key_heads)
-    hasher = aa.lsh.Hyperplane(8).sample(tables=4, hashes=3)
-
-    def run(arrays, memory, sink, report):
-        attend_by_heads(arrays, lambda q, k, v, m: aa.anna_attention(q, k, v, hasher), 4, memory, sink, report)
-
-    expected = aa.anna_attention(*tensors, hasher).numpy().reshape(*leading, 40, 5)
-    assert np.array_equal(in_pieces(run, memory), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("memory", [1, 30_000, 2**30])
-@pytest.mark.parametrize(("queries", "keys"), [(50, 50), (20, 50), (50, 20), (50, 1), (1, 50), (0, 50), (50, 0)])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_head_cut_into_blocks_gives_the_true_sums(memory, queries, keys, causal, masked, folder):
-    query, key, value = save(2, 4, queries=queries, keys=keys, key_heads=2)
-    mask = torch.from_numpy(numbers(2, keys) > 0) if masked else None
-    hasher = aa.lsh.Hyperplane(8).sample(tables=4, hashes=3)
-
-    def run(arrays, memory, sink, report):
-        attend_by_rows(arrays, hasher, causal, memory, sink, report)
-
-    truth = aa.anna_attention(query, key, value.double(), hasher, is_causal=causal, key_mask=mask)
-    # The tables hold sums in float64, so all that is left of rounding is the last step to float32.
-    np.testing.assert_allclose(in_pieces(run, memory, mask), truth.numpy(), rtol=2**-23, atol=1e-12)
-
-
-def test_only_a_large_head_with_small_tables_is_cut(folder):
-    save(2, 3)
-    arrays = opened()
-    small, wide = (aa.lsh.Hyperplane(8).sample(tables=4, hashes=z) for z in (3, 20))
-    assert streams(arrays, small, 1000)
-    assert not streams(arrays, small, 10**6)
-    assert not streams(arrays, wide, 1000)
-
-
 PEAKS = """
 import resource, sys
 from annattn.cli import main
@@ -200,7 +126,6 @@ for folder in ("small_heads", "small_rows", "heads", "rows"):
 """
 
 
-@pytest.mark.slow
 def test_memory_stays_far_below_the_arrays(folder, process):
     block = numbers(4096, 32)
     shapes = {
@@ -229,7 +154,6 @@ def test_memory_stays_far_below_the_arrays(folder, process):
     assert np.array_equal(np.load("heads/out.npy", mmap_mode="r")[-1:], first)
 
 
-@pytest.mark.slow
 def test_a_run_that_is_told_to_end_leaves_nothing_behind(folder, process):
     save(64, queries=8_000, keys=8_000)
     np.save("out.npy", np.arange(3.0))
@@ -290,7 +214,7 @@ def damaged() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("nowhere.npy k.npy v.npy", "query: got nowhere.npy, which is not there"),
+        ("nowhere.npy k.npy v.npy", "query: got nowhere.npy, which does not exist"),
         ("folder.npy k.npy v.npy", "query: got folder.npy, a folder"),
         ("q.npz k.npy v.npy", "q.npz, expected a file name that ends in .npy or .safetensors; save each array"),
         ("q.npy k.npy", "input files: got 2 of them"),
@@ -303,17 +227,26 @@ def damaged() -> None:
         ("q.npy complex.npy v.npy --mechanism exact_match", "key: got complex64 in complex.npy"),
         ("q.npy k.npy whole.npy --mechanism exact_match", "value: got int32 in whole.npy"),
         ("q.npy words.npy v.npy", "words.npy"),
-        ("q.npy objects.npy v.npy", "objects.npy, expected a whole .npy file"),
-        ("q.npy k.npy nan.npy", "value: got nan at [1, 2, 7, 4] of nan.npy, expected finite numbers"),
+        ("q.npy objects.npy v.npy", "objects.npy, expected a complete .npy file"),
+        (
+            "q.npy k.npy nan.npy",
+            "value: got nan at [1, 2, 7, 4] of nan.npy, expected finite numbers; or leave the key out with --key-mask",
+        ),
         ("q.npy k.npy inf.npy", "value: got -inf at [1, 2, 7, 4] of inf.npy, expected finite numbers"),
-        ("q.npy k.npy cut.npy", "value: got cut.npy, expected a whole .npy file"),
-        ("q.npy k.npy stub.npy", "value: got stub.npy, expected a whole .npy file"),
-        ("q.npy k.npy empty.npy", "value: got empty.npy, expected a whole .npy file"),
-        ("q.npy k.npy text.npy", "value: got text.npy, expected a whole .npy file"),
+        ("q.npy k.npy cut.npy", "value: got cut.npy, expected a complete .npy file"),
+        ("q.npy k.npy stub.npy", "value: got stub.npy, expected a complete .npy file"),
+        ("q.npy k.npy empty.npy", "value: got empty.npy, expected a complete .npy file"),
+        ("q.npy k.npy text.npy", "value: got text.npy, expected a complete .npy file"),
         ("named.safetensors", "did you mean ky?"),
-        ("cut.safetensors", "cut.safetensors, expected a whole .safetensors file"),
-        ("q.npy k.npy v.npy --key-mask mask.npy", "shape of key_mask: got (2, 49), expected (batch, n_keys) = (2, 50)"),
-        ("q.npy k.npy v.npy --key-mask counts.npy", "key_mask: got float64 in counts.npy, expected bool"),
+        ("cut.safetensors", "cut.safetensors, expected a complete .safetensors file"),
+        (
+            "q.npy k.npy v.npy --key-mask mask.npy",
+            "shape of --key-mask: got (2, 49), expected (batch, n_keys) = (2, 50)",
+        ),
+        (
+            "q.npy k.npy v.npy --key-mask counts.npy",
+            "--key-mask: got float64 in counts.npy, expected bool, True where a key takes part",
+        ),
         ("q.npy k.npy v.npy --mechanism ana", 'Did you mean "anna"?'),
         ("q.npy k.npy v.npy --tabels 3", "Did you mean --tables?"),
         ("q.npy k.npy v.npy --tables 2.5", "'2.5' is not an integer"),
@@ -321,12 +254,12 @@ def damaged() -> None:
         ("q.npy k.npy v.npy --tables 0 --mechanism softmax", "tables: got 0"),
         (f"q.npy k.npy v.npy --tables {10**30}", "more than 64 bits"),
         (f"q.npy k.npy v.npy --tables {10**18}", "tables times hashes: got 8000000000000000000"),
-        ("q.npy k.npy v.npy --memory 0", "--memory: got 0"),
+        ("q.npy k.npy v.npy --memory 0", "--memory: got 0, expected an integer of at least 1"),
         ("q.npy k.npy v.npy --width 3", "--width: got 3 with hyperplane"),
         ("q.npy k.npy v.npy -o v.npy", "output: got v.npy, which is an input"),
         ("q.npy k.npy v.npy -o ./folder.npy/../q.npy", "which is an input"),
         ("q.npy k.npy v.npy -o folder.npy", "output: got folder.npy, expected a file"),
-        ("q.npy k.npy v.npy -o no/out.npy", "output: got no/out.npy, expected a name in a folder that is there"),
+        ("q.npy k.npy v.npy -o no/out.npy", "output: got no/out.npy, expected a file in a folder that exists"),
         ("q.npy k.npy v.npy -o out.txt", "output: got out.txt, expected a file name that ends in"),
     ],
 )

@@ -1,6 +1,7 @@
 """Damaged files and impossible numbers: one line, exit code 2, and nothing is written."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -61,11 +62,19 @@ def test_a_number_of_more_than_64_bits(command):
     refused(command("plan", "--n", 10**400, "-r", 0.1, "-c", 10), "more than 64 bits")
 
 
-@pytest.mark.parametrize("options", [("--width", 1e300, "--family", "euclidean"), ()])
-def test_a_plan_with_numbers_at_the_edge(options, command):
-    code, out, _ = command("plan", "--n", 4096, "-r", 0.1, "-c", 10 if options else "inf", "--json", *options)
-    assert code in (0, 2)
-    assert bool(out) == (code == 0)
+def test_a_plan_with_slabs_so_wide_that_every_pair_collides(command):
+    options = ("--n", 4096, "-r", 0.1, "-c", 10, "--family", "euclidean", "--width", 1e300)
+    refused(command("plan", *options, "--json"), "p1 = 1, p2 = 1, expected near pairs to collide more often than far")
+
+
+def test_a_plan_in_which_no_key_is_far(command):
+    code, out, errors = command("plan", "--n", 4096, "-r", 0.1, "-c", "inf", "--json")
+    assert (code, errors) == (0, "")
+    found = json.loads(out)
+    # One hash per table is enough, and what is left to bound is 4096² · (1 − p1)^tables.
+    assert (found["approximation"], found["p2"], found["far_failure"], found["hashes"]) == (None, 0, 0, 1)
+    p1 = 1 - 2 * math.asin(0.05) / math.pi  # of two unit vectors at distance 0.1
+    assert found["tables"] == math.ceil(math.log(4096**2 / 0.1) / -math.log(1 - p1))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +129,7 @@ def test_damaged_notes_are_refused(run, command):
 def test_a_sweep_is_refused_before_it_measures(options, command, monkeypatch):
     from annattn.experiments.checkpoints import FOLDER
 
-    monkeypatch.setattr("annattn.cli.learning.grid", None)
+    monkeypatch.setattr("annattn.cli.sweep.grid", None)
     refused(command("sweep", FOLDER / "match2_direct", *options), options[0].strip("-"))
 
 

@@ -77,7 +77,7 @@ def test_reproduce_leaves_out_what_takes_long_and_says_so(command, monkeypatch, 
     code, _, errors = command("reproduce")
     assert code == 0
     assert asked == ["match2_paper", "match2_direct", "induction_heads", "betas"]
-    assert "left out, as they take long: k_hop, ablations, recall" in errors
+    assert "left out because they take long: k_hop, ablations, recall" in errors
     asked.clear()
     code, _, errors = command("reproduce", "--profile", "full")
     assert asked == list(EXPERIMENTS)
@@ -117,10 +117,10 @@ def test_reproduce_runs_to_its_end_and_goes_on_from_there(command, monkeypatch, 
         (("train", "match2_paper", "--folder", "here/log.csv"), "here/log.csv"),
         (("sweep", "nowhere/model"), "nowhere"),
         (("sweep", "here/model", "--tables", "1,x"), "tables"),
-        (("sweep", "here/model", "--tables", "1:2:3"), "one a layer"),
+        (("sweep", "here/model", "--tables", "1:2:3"), "one per layer"),
         (("sweep", "here/model", "--hashes", "0"), "hashes"),
         (("sweep", "here/model", "--family", "euclidean"), "family"),
-        (("reproduce", "match3"), "one of match2_paper"),
+        (("reproduce", "match3"), 'one of "match2_paper"'),
         (("reproduce", "--profile", "slow"), "profile"),
     ],
 )

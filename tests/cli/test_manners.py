@@ -19,7 +19,7 @@ from rich.console import Console
 
 import annattn
 from annattn.cli.app import COMMANDS
-from annattn.cli.terminal import bar
+from annattn.cli.terminal import progress_bar
 from annattn.interrupts import between_steps
 from tests.cli.conftest import PROGRAM, SOURCES
 
@@ -51,9 +51,8 @@ def test_the_list_of_commands_says_the_exit_codes(command):
 
 
 def test_every_listed_command_is_there():
-    for name, (place, line) in COMMANDS.items():
-        module, _, function = place.partition(":")
-        assert hasattr(import_module(f"annattn.cli.{module}"), function), name
+    for name, line in COMMANDS.items():
+        assert hasattr(import_module(f"annattn.cli.{name}"), name), name
         assert line.endswith(".")
 
 
@@ -195,7 +194,7 @@ def test_ctrl_c_in_train_keeps_a_whole_state(terminal, tmp_path):
     terminal.wait("loss")
     terminal.press("C-c")
     shown = terminal.wait("left with")
-    assert "stopped; the same command goes on from here" in " ".join(shown.split())
+    assert "stopped; the same command continues from here" in " ".join(shown.split())
     assert "left with 130" in shown
     assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["log.csv", "run.json", "state.safetensors"]
     # What was kept is what an uninterrupted run has at that step, bit for bit.
@@ -207,7 +206,7 @@ def test_ctrl_c_in_train_keeps_a_whole_state(terminal, tmp_path):
     assert step == json.loads((tmp_path / "here" / "run.json").read_text())["step"]
     assert 0 < step < recipe.steps
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the terminal: another number adds up in another order
+    torch.set_num_threads(1)  # as in the terminal: torch's summation order depends on the number of threads
     try:
         train(recipe, folder=tmp_path / "again", stop_at=step)
     finally:
@@ -233,10 +232,10 @@ def test_a_bar_is_drawn_only_where_it_can_be_and_is_wanted(environment, watched,
     for name, value in ({"TERM": "xterm"} | environment).items():
         monkeypatch.setenv(name, value)
     screen = io.StringIO()
-    with bar(Console(file=screen, force_terminal=True, width=60)) as progress:
+    with progress_bar(Console(file=screen, force_terminal=True, width=60)) as progress:
         progress.add_task("work", total=1, note="loss 0.1")
     assert ("loss 0.1" in screen.getvalue()) == watched
-    with bar(Console(file=(piped := io.StringIO()), force_terminal=False)) as progress:
+    with progress_bar(Console(file=(piped := io.StringIO()), force_terminal=False)) as progress:
         progress.add_task("work", total=1, note="loss 0.1")
     assert piped.getvalue().strip() == ""
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 import annattn as aa
 from annattn.errors import BackendError, InputError
 from annattn.kernels import BACKENDS, Call, bucket_mean, bucket_sum, choose, dispatch, equal_rows, newest, use_backend
-from annattn.kernels.numba import sums as numba_sums
 from annattn.kernels.numba.backend import NumbaBackend
 from annattn.kernels.torch.backend import TorchBackend
 from annattn.lsh import IGNORED, NO_BUCKET, Euclidean, Hyperplane
@@ -128,9 +127,8 @@ def random_codes(buckets: int, n: int, m: int, tables: int = 3, seed: int = 0):
 @pytest.mark.parametrize(("n", "m"), [(40_000, 40_000), (40_000, 17_000), (300, 33_000), (33_000, 16_385)])
 @pytest.mark.parametrize("buckets", [1, 6, 40_000, 2**50])
 @pytest.mark.parametrize("order", [-1, 0, 1])
-def test_long_inputs_equal_the_torch_backend(monkeypatch, backend, n, m, buckets, order):
-    # Sums of these integers are exact, so that many blocks and one block must agree to the bit.
-    monkeypatch.setattr(numba_sums, "_BLOCK", 4096)
+def test_long_inputs_equal_the_torch_backend(backend, n, m, buckets, order):
+    # Sums of these integers are exact, so that many strips and long sums must agree to the bit.
     targets, sources, value = random_codes(buckets, n, m)
     hint = buckets if buckets < 2**40 else 0
     with use_backend("torch"):
@@ -176,16 +174,15 @@ def test_results_do_not_depend_on_the_number_of_threads(backend, order):
 
 
 @pytest.mark.parametrize("order", [-1, 0, 1])
-@pytest.mark.parametrize("block", [2048, numba_sums._BLOCK])
-def test_one_head_on_many_threads_is_the_same_to_the_bit(monkeypatch, order, block):
-    monkeypatch.setattr(numba_sums, "_BLOCK", block)
+@pytest.mark.parametrize("one_table", [False, True])
+def test_one_head_on_many_threads_is_the_same_to_the_bit(order, one_table):
     targets, sources, _ = random_codes(16, 9_000, 9_000)
     value = torch.randn(1, 1, 9_000, 43, generator=torch.Generator().manual_seed(0))
     threads, results = torch.get_num_threads(), []
     try:
-        for count in (1, 2, 7):  # all rows and columns, halves of the tables, and columns as well
+        for count in (1, 2, 7):  # all columns, halves of them, and as many parts as are worth a thread
             torch.set_num_threads(count)
-            results.append(NumbaBackend().bucket_mean(targets[:, :1], sources[:, :1], value, order, 16, False))
+            results.append(NumbaBackend().bucket_mean(targets[:, :1], sources[:, :1], value, order, 16, one_table))
     finally:
         torch.set_num_threads(threads)
     for mean, count in results[1:]:

@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from annattn.report import page, written
+from annattn.report import page, write_file
+from annattn.report.page import percent
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +46,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def address(results, tmp_path_factory) -> str:
-    return written(page(results), tmp_path_factory.mktemp("page") / "report.html").as_uri()
+    return write_file(page(results), tmp_path_factory.mktemp("page") / "report.html").as_uri()
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_sliders_change_the_picture_and_the_error(opened, results):
         assert tab.locator("#lens-tables-value").inner_text() == str(layer["tables"][t])
         assert tab.locator("#lens-hashes-value").inner_text() == str(layer["hashes"][z])
         shown = tab.locator("#lens-error").inner_text()
-        assert float(shown.removesuffix(" %")) == pytest.approx(100 * errors[z][t]["mean"], abs=0.51)
+        assert shown == percent(errors[z][t]["mean"])
         assert tab.locator("#lens-distance").inner_text() == f"{layer['rows'][z]['cells'][t]['distance']:.2f}"
         seen.add(picture(tab))
         said = tab.locator("#strip .said").all_inner_texts()

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from annattn.errors import InputError
-from annattn.report import page, read_results, written
+from annattn.report import page, read_results, write_file
 from annattn.report.chart import Axis, Line, chart
 from annattn.report.page import headlines, percent
 
@@ -86,8 +86,8 @@ def test_results_that_lack_something_are_refused(results, tmp_path):
     path = tmp_path / "report.json"
     for content, message in (
         ("{", "report.json"),
-        ("[]", "another format"),
-        ('{"format": 2}', "another format"),
+        ("[]", "report.json in another format"),
+        ('{"format": 2}', "report.json in another format"),
         ('{"format": 1}', "without machine, speed, attention, models, theory, theorems"),
     ):
         path.write_text(content)
@@ -102,20 +102,20 @@ def test_results_that_lack_something_are_refused(results, tmp_path):
 
 
 def test_saved_results_give_the_same_page(results, text, tmp_path):
-    path = written(json.dumps(results), tmp_path / "report.json")
+    path = write_file(json.dumps(results), tmp_path / "report.json")
     assert page(read_results(path)) == text
 
 
 @pytest.mark.parametrize("wrong", [KeyboardInterrupt, OSError])
 def test_a_file_is_written_whole_or_not_at_all(wrong, tmp_path, monkeypatch):
-    old = written("old", tmp_path / "report.html")
+    old = write_file("old", tmp_path / "report.html")
 
     def stop(*args):
         raise wrong("stopped")
 
     monkeypatch.setattr(os, "replace", stop)
     with pytest.raises(InputError if wrong is OSError else wrong):
-        written("new", old)
+        write_file("new", old)
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     assert old.read_text() == "old"
 

@@ -10,52 +10,15 @@ import pytest
 import torch
 
 from annattn.compiler import to_transformer
-from annattn.errors import AnnattnError, InputError
 from annattn.experiments.checkpoints import trained
 from annattn.lsh import Hyperplane
 from annattn.mpc import Mail
 from annattn.mpc.protocols import KHop
 from annattn.nn import AnnaConfig, ExpectedCollisionConfig, SoftmaxConfig
-from annattn.report import attention, models, speed, theorems, theory
+from annattn.report import attention, models, theorems, theory
 from annattn.report.results import PARTS
 from annattn.theorems import THEOREMS
 from annattn.theorems.verdict import Verdict, at_most
-
-
-class TestSpeed:
-    def test_ratios_are_those_of_the_times(self, results):
-        for row in results["speed"]["rows"]:
-            t = row["seconds"]
-            assert row["ratio"]["softmax / ANNA"] == t["softmax"] / t["anna"]
-            assert row["ratio"]["causal softmax / causal ANNA"] == t["causal_softmax"] / t["causal_anna"]
-            assert row["ratio"]["ANNA / floor"] == t["anna"] / t["floor"]
-            assert all(0 < value < 60 for value in t.values())
-            assert max(row["largest_error"].values()) < 2e-6
-
-    @pytest.mark.parametrize("name", ["anna_attention", "scaled_dot_product_attention"])
-    def test_an_answer_that_is_wrong_in_one_query_is_not_timed(self, name, monkeypatch):
-        true = getattr(speed, name)
-
-        def wrong(*args, **kwargs):
-            out = true(*args, **kwargs).clone()
-            out[:, :, 0, 0] += 1e-3
-            return out
-
-        monkeypatch.setattr(speed, name, wrong)
-        with pytest.raises(AnnattnError, match="wrong by"):
-            speed.speed([64], tables=2, hashes=2, dim=8)
-
-    @pytest.mark.parametrize("name", ["anna_attention", "scaled_dot_product_attention"])
-    def test_causal_attention_that_sees_the_future_is_not_timed(self, name, monkeypatch):
-        true = getattr(speed, name)
-        monkeypatch.setattr(speed, name, lambda *args, is_causal, **kwargs: true(*args, **kwargs))
-        with pytest.raises(AnnattnError, match="causal: an answer is wrong"):
-            speed.speed([64], tables=2, hashes=2, dim=8)
-
-    def test_lengths_double_up_to_the_longest(self):
-        assert speed.lengths(65_536) == [1024, 2048, 4096, 8192, 16_384, 32_768, 65_536]
-        with pytest.raises(InputError, match="longest: got 1023, expected at least 1024"):
-            speed.lengths(1023)
 
 
 class TestAttention:
@@ -133,7 +96,7 @@ class TestAttention:
         # Turning by positions keeps lengths, and leaves position 0 alone.
         torch.testing.assert_close(query[0, :, 0].flatten(), split[0, 0, :dim])
         torch.testing.assert_close(key[0].norm(dim=(0, -1)), split[0, :, dim : 2 * dim].norm(dim=-1))
-        assert block.attend.__name__ != "watched"
+        assert block.attend.__name__ != "record"
 
     def test_distance_counts_a_query_that_met_nobody_as_far(self):
         expected = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
@@ -165,7 +128,7 @@ class TestModels:
     def test_what_a_layer_was_trained_with_is_tried_too(self, results):
         for model in results["models"]["models"]:
             whole = trained(model["name"])
-            layers = [models.hashed(whole, layer) for layer in range(whole.config.layers)]
+            layers = [models.hashing_of(whole, layer) for layer in range(whole.config.layers)]
             used = [(one.tables, one.hashes) for one in layers]
             assert [(one["trained"]["tables"], one["trained"]["hashes"]) for one in model["layers"]] == used
             for layer in model["layers"]:

@@ -11,8 +11,8 @@ __all__ = ["main"]
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
-# What the user named is not there, is of the wrong kind, or may not be written; other errors of the system are its own.
-_NAMED_WRONG = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+# The user named a file that does not exist, is of the wrong kind or may not be written; other errors are the system's.
+_WRONG_FILE = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
 def main() -> None:
@@ -21,8 +21,8 @@ def main() -> None:
         try:
             _run(sys.argv[1:])
         except BrokenPipeError:
-            # Whoever read the output has gone; what is still in the buffer has nowhere to go either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # The reader of the output is gone, so what is still in the buffer goes nowhere.
+            _discard_output()
             sys.exit(FAILED)
 
 
@@ -40,46 +40,50 @@ def _run(arguments: list[str]) -> None:
         try:
             make_app(arguments)(arguments, print_error=False, exit_on_error=False)
         except (AnnattnError, CycloptsError) as error:
-            code = _failed(BAD_INPUT, f"{error} {_option_meant(arguments)}")
+            code = _print_error(BAD_INPUT, f"{error} {_suggest_option(arguments)}")
     except SystemExit as left:
         code = left.code
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:
-        code = _failed(INTERRUPTED, "interrupted")
+        code = _print_error(INTERRUPTED, "interrupted")
     except MemoryError as error:
-        code = _failed(FAILED, f"not enough memory here: {error}")
+        code = _print_error(FAILED, f"not enough memory here: {error}")
     except RuntimeError as error:
         # torch has no error of its own for this.
         if "DefaultCPUAllocator" not in str(error):
             raise
-        code = _failed(FAILED, f"not enough memory here: {str(error).rpartition('DefaultCPUAllocator: ')[2]}")
+        code = _print_error(FAILED, f"not enough memory here: {str(error).rpartition('DefaultCPUAllocator: ')[2]}")
     except OSError as error:
-        code = _failed(BAD_INPUT if isinstance(error, _NAMED_WRONG) else FAILED, _told(error))
+        code = _print_error(BAD_INPUT if isinstance(error, _WRONG_FILE) else FAILED, _describe(error))
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         raise
-    except OSError as error:  # a full disk, say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = _failed(FAILED, f"standard output: {_told(error)}")
+    except OSError as error:  # a full disk, for example
+        _discard_output()
+        code = _print_error(FAILED, f"standard output: {_describe(error)}")
     sys.exit(code)  # type: ignore[arg-type]
 
 
-def _option_meant(arguments: list[str]) -> str:
-    # The parser suggests commands and the options of commands, but not its own two.
-    from annattn.cli.names import nearest
-
-    return nearest(arguments[0], ("--help", "--version")) if arguments[:1] and arguments[0].startswith("-") else ""
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _told(error: OSError) -> str:
+def _suggest_option(arguments: list[str]) -> str:
+    # The parser suggests commands and their options, but not its own two options.
+    from annattn.checks import did_you_mean
+
+    return did_you_mean(arguments[0], ("--help", "--version")) if arguments and arguments[0].startswith("-") else ""
+
+
+def _describe(error: OSError) -> str:
     if error.errno is None:
         return str(error)
     where = f": {error.filename}" if error.filename else ""
     return ("the disk is full" if error.errno == errno.ENOSPC else os.strerror(error.errno)) + where
 
 
-def _failed(code: int, message: str) -> int:
+def _print_error(code: int, message: str) -> int:
     sys.stderr.write(f"annattn: {' '.join(message.split())}\n")
     return code

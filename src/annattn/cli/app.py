@@ -1,4 +1,4 @@
-"""The commands of `annattn`, one line each; their work is elsewhere."""
+"""The commands of `annattn`, one line each; each is in a file of its name."""
 
 from collections.abc import Sequence
 
@@ -10,18 +10,18 @@ from annattn import __version__
 __all__ = ["COMMANDS", "make_app"]
 
 COMMANDS = {
-    "demo": ("demo:demo", "See all of it in three minutes, and write report.html."),
-    "report": ("report:report", "Write report.html, from saved numbers or measured anew."),
-    "bench": ("bench:bench", "Time ANNA against softmax attention on this machine."),
-    "plan": ("plan:plan", "How many tables and hashes a guarantee takes."),
-    "attend": ("attend:attend", "Attend over arrays in files, larger than memory if need be."),
-    "train": ("learning:train_recipe", "Train a recipe; a run that was stopped goes on."),
-    "sweep": ("learning:sweep", "Measure a trained model over numbers of tables and hashes."),
-    "reproduce": ("reproduction:reproduce", "Train from nothing, measure, and write tables and figures."),
-    "mpc": ("machines:mpc", "Run protocols of massively parallel computation under enforced limits."),
-    "theorems": ("theorems:theorems", "Build what the paper's theorems promise, and measure it."),
+    "demo": "See everything in three minutes, and write report.html.",
+    "report": "Write report.html from saved numbers, or measure again.",
+    "bench": "Time ANNA against softmax attention on this machine.",
+    "plan": "Find how many tables and hashes a guarantee takes.",
+    "attend": "Attend over arrays in files, even larger than memory.",
+    "train": "Train a recipe, or continue a run that was stopped.",
+    "sweep": "Measure a trained model over numbers of tables and hashes.",
+    "reproduce": "Train from scratch, measure, and write tables and figures.",
+    "mpc": "Run massively parallel protocols under enforced limits.",
+    "theorems": "Build what the paper's theorems promise, and measure it.",
 }
-"""Name: where it is, and a line for the list of commands; `annattn NAME --help` shows its own docstring."""
+"""Each command with its line in the list; the function NAME in `annattn.cli.NAME`, whose docstring is its help."""
 
 _EXIT_CODES = """\
 Exit codes: 0 done; 1 failed, or a theorem does not hold; 2 bad input; 130 interrupted.
@@ -40,14 +40,14 @@ def make_app(arguments: Sequence[str]) -> cyclopts.App:
         name="annattn",
         version=__version__,
         help="Approximate nearest neighbour attention.",
-        help_format="plaintext",
+        help_format="markdown",  # so that lines are filled, wherever a docstring breaks them
         suppress_keyboard_interrupt=False,
         console=Console(),  # commands with commands of their own would keep the first one they saw
     )
     listing = not arguments or arguments[0].startswith("-")
     if listing:
         app.help_epilogue = _EXIT_CODES
-    for at, (name, (place, line)) in enumerate(COMMANDS.items()):
-        # A line given here would take the place of the docstring in the command's own help.
-        app.command(f"annattn.cli.{place}", name=name, help=line if listing else None, sort_key=at)
+    for at, (name, line) in enumerate(COMMANDS.items()):
+        # A line given here would replace the docstring in the command's own help.
+        app.command(f"annattn.cli.{name}:{name}", name=name, help=line if listing else None, sort_key=at)
     return app

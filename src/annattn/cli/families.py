@@ -11,7 +11,7 @@ Family = Literal["hyperplane", "cross_polytope", "euclidean"]
 
 
 def make_family(name: Family, dim: int, width: float | None) -> HashFamily:
-    """A family by its name; only the Euclidean one has slabs to give a width to.
+    """A family by its name; only the Euclidean one has a width.
 
     >>> make_family("euclidean", 8, 2.0)
     Euclidean(dim=8, width=2.0)
@@ -19,5 +19,5 @@ def make_family(name: Family, dim: int, width: float | None) -> HashFamily:
     if width is None:
         return FAMILIES[name](dim)
     if FAMILIES[name] is not Euclidean:
-        raise InputError("--width", given=f"{width:g} with {name}", expected="it with --family euclidean only")
+        raise InputError("--width", given=f"{width:g} with {name}", expected="it only with --family euclidean")
     return Euclidean(dim, width)

@@ -6,8 +6,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from annattn.cli.names import known
-from annattn.cli.terminal import AsJson, Flag, is_watched, output, print_json, remarks
+from annattn.checks import did_you_mean, require_choice
+from annattn.cli.terminal import Flag, JsonFlag, print_json, shows_progress, stderr_console, stdout_console
 from annattn.errors import AnnattnError
 from annattn.report.theorems import tightest
 from annattn.theorems import THEOREMS, Effort, Verdict
@@ -15,27 +15,28 @@ from annattn.theorems import THEOREMS, Effort, Verdict
 __all__ = ["theorems"]
 
 
-def theorems(*names: str, quick: Flag = False, as_json: AsJson = False) -> None:
+def theorems(*names: str, quick: Flag = False, as_json: JsonFlag = False) -> None:
     """Build what each theorem of the paper promises, run it, and compare its sizes and answers with the theorem's.
 
-    Exits with 1 if any row does not hold. All rows take about ten minutes, with --quick about one.
+    Exits with 1 if any theorem does not hold. All of them take about ten minutes, or one minute with --quick.
 
     Example: annattn theorems match2 k-hop --quick
 
     Args:
-        names: the rows wanted, all unless given; docs/theorems.md explains each.
-        quick: smaller sizes.
-        as_json: print the rows as JSON, every single bound included.
+        names: the theorems to run, by default all; docs/theorems.md explains each.
+        quick: use smaller sizes.
+        as_json: print the rows as JSON, with every bound.
     """
-    chosen = [known("theorem", name, THEOREMS) for name in names] or list(THEOREMS)
-    rows = _verdicts(chosen, "quick" if quick else "full")
+    for name in names:
+        require_choice("theorem", name, THEOREMS, hint=did_you_mean(name, THEOREMS))
+    rows = _run_theorems(names or tuple(THEOREMS), "quick" if quick else "full")
     holds = all(row.holds for row in rows.values())
     if as_json:
         document = {"effort": "quick" if quick else "full", "holds": holds}
         document["rows"] = {name: row.to_dict() for name, row in rows.items()}
         print_json(document)
     else:
-        console = output()
+        console = stdout_console()
         console.print(_table(rows))
         for name, row in rows.items():
             for line in (*row.notes, *(f"does not hold: {bound}" for bound in row.broken)):
@@ -46,11 +47,11 @@ def theorems(*names: str, quick: Flag = False, as_json: AsJson = False) -> None:
         raise SystemExit(1)
 
 
-def _verdicts(names: Sequence[str], effort: Effort) -> dict[str, Verdict]:
+def _run_theorems(names: Sequence[str], effort: Effort) -> dict[str, Verdict]:
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
     rows = {}
-    console = remarks()
-    with Progress(*columns, console=console, transient=True, disable=not is_watched(console)) as bar:
+    console = stderr_console()
+    with Progress(*columns, console=console, transient=True, disable=not shows_progress(console)) as bar:
         task = bar.add_task("", total=len(names))
         for name in names:
             bar.update(task, description=name)

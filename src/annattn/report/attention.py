@@ -1,4 +1,4 @@
-"""Part 2, attention one can see: softmax, expected-collision and hashed weights of a head of a trained model."""
+"""Attention in pictures: softmax, expected-collision and hashed weights of a head of a trained model."""
 
 import base64
 from typing import Any
@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from annattn.experiments.checkpoints import trained
+from annattn.measure import Progress, silent
 from annattn.nn import AttentionConfig, ExpectedCollisionConfig, SoftmaxConfig, Transformer
-from annattn.report.models import hashed, settings, task_of, with_layer
-from annattn.report.progress import Progress, silent
+from annattn.report.models import hashing_of, tables_and_hashes, task_of, with_layer
 
-__all__ = ["MODEL", "nearest_head", "packed", "pictures", "queries_and_keys", "weights_of"]
+__all__ = ["MODEL", "nearest_head", "pack", "pictures", "queries_and_keys", "weights_of"]
 
 MODEL = "induction_direct"
 _BETAS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -20,10 +20,8 @@ _BETAS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 def pictures(*, tokens: int = 40, seed: int = 0, progress: Progress = silent) -> dict[str, Any]:
     """Weights of every layer of the induction-heads model on one held-out word, for each number of tables and hashes.
 
-    Of a layer's heads it is the one whose queries lie nearest to a key.
-
-    The queries and keys of a layer are those it meets when the layers below run as trained. Softmax is given the β,
-    among powers of two, whose weights come nearest to the expected ones.
+    They are of the layer's head whose queries are nearest to a key. A layer's queries and keys are computed with the
+    layers below as trained. Softmax gets the β, a power of two, whose weights are nearest to the expected ones.
 
     >>> found = pictures(tokens=5)
     >>> len(found["layers"]), len(found["input"])
@@ -38,8 +36,8 @@ def pictures(*, tokens: int = 40, seed: int = 0, progress: Progress = silent) ->
         query, key = queries_and_keys(model.draw(seed), inputs, layer)
         head = nearest_head(query, key)
         query, key = query[:, head : head + 1], key[:, head : head + 1]
-        tables, hashes = settings(model, layer)
-        family = hashed(model, layer).family
+        tables, hashes = tables_and_hashes(model, layer)
+        family = hashing_of(model, layer).family
         rows = []
         for at, z in enumerate(hashes):
             progress((layer + at / len(hashes)) / model.config.layers, f"layer {layer + 1}, {z} hashes")
@@ -48,7 +46,7 @@ def pictures(*, tokens: int = 40, seed: int = 0, progress: Progress = silent) ->
                 ((beta, weights_of(SoftmaxConfig(beta), query, key, layer, seed)) for beta in _BETAS),
                 key=lambda one: _distance(one[1], expected),
             )
-            row = {"expected": packed(expected), "softmax": packed(softmax), "beta": beta, "cells": []}
+            row = {"expected": pack(expected), "softmax": pack(softmax), "beta": beta, "cells": []}
             for t in tables:
                 other = with_layer(model, layer, t, z).draw(seed)
                 weights = weights_of(other.config.attention[layer], query, key, layer, seed)
@@ -56,13 +54,13 @@ def pictures(*, tokens: int = 40, seed: int = 0, progress: Progress = silent) ->
                     said = other(inputs).argmax(-1)
                 row["cells"].append(
                     {
-                        "weights": packed(weights),
+                        "weights": pack(weights),
                         "distance": _distance(weights, expected),
                         "said": [names["targets"][token] for token in said[0].tolist()],
                     }
                 )
             rows.append(row)
-        used = hashed(model, layer)
+        used = hashing_of(model, layer)
         layers.append(
             {
                 "head": head,
@@ -82,7 +80,7 @@ def pictures(*, tokens: int = 40, seed: int = 0, progress: Progress = silent) ->
 
 
 def queries_and_keys(model: Transformer, tokens: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-    """What a layer's head is asked and offered when the model reads these tokens.
+    """The queries and keys of a layer when the model reads these tokens.
 
     >>> query, key = queries_and_keys(trained(MODEL), torch.full((1, 3), 2), 0)
     >>> query.shape == key.shape
@@ -91,11 +89,11 @@ def queries_and_keys(model: Transformer, tokens: Tensor, layer: int) -> tuple[Te
     block: Any = model.blocks[layer]
     attend, seen = block.attend, []
 
-    def watched(query: Tensor, key: Tensor, *rest: Any) -> Tensor:
+    def record(query: Tensor, key: Tensor, *rest: Any) -> Tensor:
         seen[:] = [query, key]
         return attend(query, key, *rest)
 
-    block.attend = watched
+    block.attend = record
     try:
         with torch.no_grad():
             model(tokens)
@@ -117,7 +115,7 @@ def nearest_head(query: Tensor, key: Tensor) -> int:
 
 
 def weights_of(mechanism: AttentionConfig, query: Tensor, key: Tensor, layer: int, seed: int) -> Tensor:
-    """The causal weights a mechanism gives every key: what it reads when value j is the j-th unit vector.
+    """The causal weight a mechanism gives each key: its output when value j is the j-th unit vector.
 
     >>> x = torch.eye(2).reshape(1, 1, 2, 2)
     >>> weights_of(SoftmaxConfig(100.0), x, x, 0, seed=0).round()
@@ -130,10 +128,10 @@ def weights_of(mechanism: AttentionConfig, query: Tensor, key: Tensor, layer: in
         return mechanism.bind(query.shape[-1], layer, seed)(query, key, units, True, None)[0, 0]
 
 
-def packed(weights: Tensor) -> str:
-    """Weights up to the diagonal, row by row, a byte each (255 is a weight of 1), in base64.
+def pack(weights: Tensor) -> str:
+    """Weights up to the diagonal, row by row, one byte per weight (255 is a weight of 1), in base64.
 
-    >>> list(base64.b64decode(packed(torch.tensor([[1.0, 0.0], [0.2, 0.8]]))))
+    >>> list(base64.b64decode(pack(torch.tensor([[1.0, 0.0], [0.2, 0.8]]))))
     [255, 51, 204]
     """
     rows, columns = torch.tril_indices(*weights.shape)
@@ -141,7 +139,7 @@ def packed(weights: Tensor) -> str:
 
 
 def _distance(weights: Tensor, expected: Tensor) -> float:
-    """Total variation, on average over the queries: 0 for equal weights, 1 for disjoint ones or for none at all."""
+    """Mean total variation over the queries: 0 for equal weights, 1 for disjoint ones or for no weights at all."""
     missing = (1 - weights.sum(-1)).abs()  # a query that met no key
     return ((weights - expected).abs().sum(-1) + missing).mean().item() / 2
 

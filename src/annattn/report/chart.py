@@ -1,4 +1,4 @@
-"""Line charts as SVG text; colours are the page's, by class."""
+"""Line charts as SVG text; the page's style sheet sets the colours by class."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ _TOP, _BOTTOM, _GAP, _LETTER = 30, 46, 15, 7.0
 
 @dataclass(frozen=True)
 class Axis:
-    """A label, the ticks as (value, text), and whether it is logarithmic; it reaches from the first tick to the last.
+    """A label, ticks as (value, text), and whether it is logarithmic; the axis spans from the first tick to the last.
 
     >>> Axis("tokens", [(1, "1"), (4, "4")], log=True).share(2)
     0.5
@@ -23,7 +23,7 @@ class Axis:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """Where a value lies between the ends: 0 at the first, 1 at the last."""
+        """Where a value lies on the axis: 0 at the first tick, 1 at the last."""
         low, high = self.ticks[0][0], self.ticks[-1][0]
         if low == high:
             return 0.5
@@ -36,8 +36,8 @@ class Axis:
 class Line:
     """Points of one series, and how it looks.
 
-    kind: "accent" for what the chart is about, "plain" or "faint" for what it is compared with. spread: half the height
-    of the band around each point. ring: the x of a point to be marked.
+    kind: "accent" for the subject of the chart, "plain" or "faint" for what it is compared with. spread: half the
+    height of the band around each point. ring: the x of a point to mark.
     """
 
     label: str
@@ -49,7 +49,7 @@ class Line:
 
 
 def chart(lines: Sequence[Line], x: Axis, y: Axis, *, title: str, description: str, width: int, height: int) -> str:
-    """Lines with their labels at their right ends; `description` is what a reader who cannot see it is told.
+    """Lines with their labels at their right ends; `description` is read to those who cannot see the chart.
 
     >>> line = Line("a", [(1, 1), (2, 2)])
     >>> ticks = [(1, "1"), (2, "2")]
@@ -63,28 +63,28 @@ def chart(lines: Sequence[Line], x: Axis, y: Axis, *, title: str, description: s
     def at(point: tuple[float, float]) -> tuple[float, float]:
         return left + (right - left) * x.share(point[0]), bottom - (bottom - _TOP) * y.share(point[1])
 
-    told = escape(f"{title}. {description}")
-    parts = [f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{told}">']
+    spoken = escape(f"{title}. {description}")
+    parts = [f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{spoken}">']
     for value, text in y.ticks:
-        height_ = at((x.ticks[0][0], value))[1]
-        parts.append(f'<path class="grid" d="M{left:.1f} {height_:.1f}H{right:.1f}"/>')
-        parts.append(_text(left - 8, height_ + 4, text, "end"))
+        grid_y = at((x.ticks[0][0], value))[1]
+        parts.append(f'<path class="grid" d="M{left:.1f} {grid_y:.1f}H{right:.1f}"/>')
+        parts.append(_text(left - 8, grid_y + 4, text, "end"))
     every = math.ceil(len(x.ticks) * (1 + max(len(text) for _, text in x.ticks)) * _LETTER / (right - left))
     for number, (value, text) in enumerate(x.ticks):
-        # Ticks that would run into each other are left out, counted from the last, which is the most telling.
+        # Ticks that would overlap are left out, counting from the last, which always stays.
         if (len(x.ticks) - 1 - number) % every == 0:
             parts.append(_text(at((value, y.ticks[0][0]))[0], bottom + 18, text, "middle"))
     parts.append(_text(left, 14, y.label, "start", "axis"))
     parts.append(_text((left + right) / 2, height - 8, x.label, "middle", "axis"))
     for line in lines:
-        parts += _drawn(line, at)
-    ends = _apart([at(line.points[-1])[1] for line in lines], _TOP, bottom)
+        parts += _draw_line(line, at)
+    ends = _separate([at(line.points[-1])[1] for line in lines], _TOP, bottom)
     for line, end in zip(lines, ends, strict=True):
         parts.append(_text(right + 9, end + 4, line.label, "start", f"name {line.kind}"))
     return "".join([*parts, "</svg>"])
 
 
-def _drawn(line: Line, at: Callable[[tuple[float, float]], tuple[float, float]]) -> list[str]:
+def _draw_line(line: Line, at: Callable[[tuple[float, float]], tuple[float, float]]) -> list[str]:
     parts = []
     if line.spread:
         upper = [at((px, py + s)) for (px, py), s in zip(line.points, line.spread, strict=True)]
@@ -109,8 +109,8 @@ def _text(px: float, py: float, text: str, anchor: str, kind: str = "tick") -> s
     return f'<text class="{kind}" x="{px:.1f}" y="{py:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _apart(heights: Sequence[float], low: float, high: float) -> list[float]:
-    """Heights of labels, moved as little as keeps them from covering each other."""
+def _separate(heights: Sequence[float], low: float, high: float) -> list[float]:
+    """Heights of labels, moved just enough that none covers another."""
     order = sorted(range(len(heights)), key=lambda one: heights[one])
     placed = [heights[one] for one in order]
     for number in range(1, len(placed)):

@@ -1,4 +1,4 @@
-"""Part 3, the trained models: error of Match2 and induction heads against the tables and hashes of a layer."""
+"""The trained models: error of Match2 and induction heads against the tables and hashes of a layer."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from annattn.errors import InputError
 from annattn.experiments import Error, grid, measure, read_recipe
 from annattn.experiments.checkpoints import FOLDER, notes_of, trained
+from annattn.measure import Progress, silent
 from annattn.nn import AnnaConfig, LatestMatchConfig, Transformer
-from annattn.report.progress import Progress, silent
 from annattn.tasks import Task
 
-__all__ = ["MODELS", "errors", "hashed", "settings", "task_of", "with_layer"]
+__all__ = ["MODELS", "errors", "hashing_of", "tables_and_hashes", "task_of", "with_layer"]
 
 MODELS = {"match2_direct": "Match2", "induction_direct": "Induction heads"}
 
@@ -19,10 +19,10 @@ _HASHES = {"hyperplane": (2, 4, 6, 8), "cross_polytope": (1, 2, 3)}
 
 
 def errors(*, samples: int = 32, draws: int = 4, seed: int = 0, progress: Progress = silent) -> dict[str, Any]:
-    """Share of wrong tokens of the models that come with the library, one layer's tables and hashes changed at a time.
+    """Share of wrong tokens of the models in the library, changing tables and hashes of one layer at a time.
 
-    The other layers stay as they were trained. Mean and standard deviation over draws of the hash functions, on
-    held-out sequences.
+    The other layers stay as trained. Mean and standard deviation are over draws of the hash functions, on held-out
+    sequences.
 
     >>> found = errors(samples=1, draws=1)
     >>> [model["task"] for model in found["models"]]
@@ -39,18 +39,18 @@ def errors(*, samples: int = 32, draws: int = 4, seed: int = 0, progress: Progre
                 "name": name,
                 "task": MODELS[name],
                 "tokens": task.n,
-                "trained": _stated(as_trained),
+                "trained": _as_dict(as_trained),
                 "command": notes_of(FOLDER / name)["command"],
                 "layers": [],
             }
-        tables, hashes = settings(model, layer)
+        tables, hashes = tables_and_hashes(model, layer)
         cells = [with_layer(model, layer, t, z).config.attention for z in hashes for t in tables]
 
         def report(done: int, error: Error, at: int = at, name: str = name, cells: list[Any] = cells) -> None:
             progress((at + (done + 1) / len(cells)) / len(jobs), f"{MODELS[name]}, error {error.mean:.3f}")
 
         swept = grid(model, task, cells, samples=samples, draws=draws, seed=seed, report=report)
-        mechanism = hashed(model, layer)
+        mechanism = hashing_of(model, layer)
         found[name]["layers"].append(
             {
                 "family": mechanism.family,
@@ -58,7 +58,7 @@ def errors(*, samples: int = 32, draws: int = 4, seed: int = 0, progress: Progre
                 "tables": tables,
                 "hashes": hashes,
                 "errors": [
-                    [_stated(error) for error in swept[row * len(tables) : (row + 1) * len(tables)]]
+                    [_as_dict(error) for error in swept[row * len(tables) : (row + 1) * len(tables)]]
                     for row in range(len(hashes))
                 ],
             }
@@ -67,7 +67,7 @@ def errors(*, samples: int = 32, draws: int = 4, seed: int = 0, progress: Progre
 
 
 def task_of(name: str) -> Task:
-    """The task a kept model was trained on.
+    """The task that a model of the library was trained on.
 
     >>> task_of("match2_direct").n
     32
@@ -75,40 +75,40 @@ def task_of(name: str) -> Task:
     return read_recipe(notes_of(FOLDER / name)["recipe"]).make_task()
 
 
-def hashed(model: Transformer, layer: int) -> AnnaConfig | LatestMatchConfig:
-    """The mechanism of a layer, which must be one that hashes.
+def hashing_of(model: Transformer, layer: int) -> AnnaConfig | LatestMatchConfig:
+    """The mechanism of a layer, which must hash.
 
-    >>> hashed(trained("match2_direct"), 0).tables > 0
+    >>> hashing_of(trained("match2_direct"), 0).tables > 0
     True
     """
     mechanism = model.config.attention[layer]
     if not isinstance(mechanism, AnnaConfig | LatestMatchConfig):
-        raise InputError(f"attention of layer {layer}", given=mechanism, expected="one with tables and hashes")
+        raise InputError(f"attention of layer {layer}", given=mechanism, expected="a mechanism with tables and hashes")
     return mechanism
 
 
-def settings(model: Transformer, layer: int) -> tuple[list[int], list[int]]:
-    """The numbers of tables and of hashes that are tried in a layer; those it was trained with are among them.
+def tables_and_hashes(model: Transformer, layer: int) -> tuple[list[int], list[int]]:
+    """The numbers of tables and of hashes to try in a layer, among them those it was trained with.
 
-    >>> tables, hashes = settings(trained("induction_direct"), 0)
+    >>> tables, hashes = tables_and_hashes(trained("induction_direct"), 0)
     >>> tables[:3]
     [1, 2, 4]
     """
-    mechanism = hashed(model, layer)
+    mechanism = hashing_of(model, layer)
     tables = sorted({*_TABLES, mechanism.tables})
     return tables, sorted({*_HASHES[mechanism.family], mechanism.hashes})
 
 
 def with_layer(model: Transformer, layer: int, tables: int, hashes: int) -> Transformer:
-    """The same weights with other tables and hashes in one layer.
+    """The model with other numbers of tables and hashes in one layer.
 
     >>> with_layer(trained("match2_direct"), 0, 16, 1).config.attention[0].tables
     16
     """
     attention = list(model.config.attention)
-    attention[layer] = replace(hashed(model, layer), tables=tables, hashes=hashes)
+    attention[layer] = replace(hashing_of(model, layer), tables=tables, hashes=hashes)
     return model.with_attention(*attention)
 
 
-def _stated(error: Error) -> dict[str, float]:
+def _as_dict(error: Error) -> dict[str, float]:
     return {"mean": error.mean, "spread": error.spread}

@@ -15,7 +15,7 @@
     return element;
   };
 
-  // Dark and light: the system's choice until the reader makes one.
+  // Dark or light: the system's choice until the reader makes one.
   {
     const root = document.documentElement, button = byId("theme");
     const system = matchMedia("(prefers-color-scheme: dark)");
@@ -27,7 +27,7 @@
     label();
   }
 
-  // Folded bounds: all at once on demand, and on paper always.
+  // Folded bounds: the button opens all of them; on paper they are always open.
   {
     const folded = document.querySelectorAll("details"), button = byId("unfold"), bounds = document.querySelectorAll(".theorems details");
     button.hidden = false;
@@ -99,7 +99,7 @@
     };
     const paint = (name, bytes, query) => {
       const { map, cells } = maps[name];
-      // The square root lets small weights be seen.
+      // The square root makes small weights visible.
       bytes.forEach((byte, at) => cells[at].setAttribute("opacity", Math.sqrt(byte / 255).toFixed(3)));
       map.frameRow(query);
       map.describe(`${name} weights of ${n} queries; query ${query + 1}: ${read(bytes, query)}`);
@@ -108,7 +108,7 @@
       const found = [];
       for (let key = 0; key <= query; key++) found.push([bytes[corner(query, key)] / 255, key]);
       const met = found.filter(([weight]) => weight > 0.02).sort((one, other) => other[0] - one[0]).slice(0, 3);
-      return met.map(([weight, key]) => `${percent(weight)} on place ${key + 1} (${attention.input[key]})`).join(", ") || "no key at all";
+      return met.map(([weight, key]) => `${percent(weight)} from position ${key + 1} (${attention.input[key]})`).join(", ") || "from no key";
     };
     const draw = () => {
       const part = attention.layers[layer], t = Number(sliders.tables.value), z = Number(sliders.hashes.value), query = Number(sliders.query.value);
@@ -117,16 +117,16 @@
       const tables = `${part.tables[t]} table${part.tables[t] > 1 ? "s" : ""} of ${part.hashes[z]} hash${part.hashes[z] > 1 ? "es" : ""}`;
       say("lens-tables-value", part.tables[t]);
       say("lens-hashes-value", part.hashes[z]);
-      say("lens-query-value", `place ${query + 1}, ${attention.input[query]}`);
+      say("lens-query-value", `position ${query + 1}, ${attention.input[query]}`);
       sliders.tables.setAttribute("aria-valuetext", `${part.tables[t]} tables`);
       sliders.hashes.setAttribute("aria-valuetext", `${part.hashes[z]} hashes`);
-      sliders.query.setAttribute("aria-valuetext", `place ${query + 1}, letter ${attention.input[query]}`);
+      sliders.query.setAttribute("aria-valuetext", `position ${query + 1}, letter ${attention.input[query]}`);
       say("lens-error", percent(error.mean));
       say("lens-spread", `± ${percent(error.spread)}`);
       say("lens-distance", cell.distance.toFixed(2));
       say("lens-met", `Query ${query + 1} (${attention.input[query]}) reads ${read(hashed, query)}.`);
-      say("map-softmax-note", `with β = ${row.beta}, of powers of two the nearest to the expected`);
-      say("map-hashed-note", `${tables}: what runs`);
+      say("map-softmax-note", `with β = ${row.beta}, the power of two whose weights are nearest to the expected`);
+      say("map-hashed-note", `with ${tables}, as the model runs`);
       paint("softmax", unpacked(row.softmax), query);
       paint("expected", unpacked(row.expected), query);
       paint("hashed", hashed, query);
@@ -169,7 +169,7 @@
     }));
     for (let machine = 0; machine < machines; machine += machines > 20 ? 5 : 1) bars.append(svg("text", { x: left + (machine + 0.5) * space, y: height - 8, "text-anchor": "middle" }, String(machine)));
     bars.append(svg("path", { class: "limit", d: `M${left} ${top}H${width}` }));
-    bars.append(svg("text", { x: width, y: 13, "text-anchor": "end" }, `limit: ${limit} words a machine`));
+    bars.append(svg("text", { x: width, y: 13, "text-anchor": "end" }, `limit: ${limit} words per machine`));
     byId("round-bars").replaceChildren(bars);
     const flows = heatMap(byId("round-flows"), machines, machines), pairs = [];
     for (let from = 0; from < machines; from++) for (let to = 0; to < machines; to++) pairs.push(flows.cell(from, to));
@@ -183,16 +183,16 @@
       say("round-stage", `Round ${at + 1}: ${round.stage}.`);
       say("round-what", `Every machine ${round.what}.`);
       const inbox = Math.max(...round.received), busy = round.received.indexOf(inbox);
-      say("round-loads", `${sum(round.sent).toLocaleString("en")} words are sent. The fullest inbox, of machine ${busy}, gets ${inbox} of at most ${limit} words.`);
-      say("round-same", round.same ? `After layer ${at + 2} the transformer's tokens hold the very same messages.` : `After layer ${at + 2} the transformer's tokens hold OTHER messages.`);
+      say("round-loads", `${sum(round.sent).toLocaleString("en")} words are sent. The fullest inbox, that of machine ${busy}, gets ${inbox} of at most ${limit} words.`);
+      say("round-same", round.same ? `After layer ${at + 2} the transformer's tokens hold exactly these messages.` : `After layer ${at + 2} the transformer's tokens hold OTHER messages.`);
       columns.forEach((words, kind) => words.forEach((count, machine) => {
         rects[kind][machine].setAttribute("y", bottom - tall(count));
         rects[kind][machine].setAttribute("height", tall(count));
       }));
       const most = Math.max(1, ...round.flows.flat());
       round.flows.flat().forEach((words, pair) => pairs[pair].setAttribute("opacity", words === 0 ? 0 : (0.15 + 0.85 * words / most).toFixed(3)));
-      bars.setAttribute("aria-label", `Words of each machine in round ${at + 1}: at most ${Math.max(...round.sent)} sent and ${inbox} received, limit ${limit}. The table below has all.`);
-      flows.describe(`Words from each machine to each in round ${at + 1}: ${round.flows.flat().filter((words) => words > 0).length} pairs talk, at most ${most} words a pair.`);
+      bars.setAttribute("aria-label", `Words of each machine in round ${at + 1}: at most ${Math.max(...round.sent)} sent and ${inbox} received, limit ${limit}. The table below has all numbers.`);
+      flows.describe(`Words from each machine to each other in round ${at + 1}: ${round.flows.flat().filter((words) => words > 0).length} pairs exchange at most ${most} words each.`);
       body.replaceChildren(...round.held.map((_, machine) => {
         const line = document.createElement("tr"), head = document.createElement("th");
         head.scope = "row";

@@ -3,12 +3,13 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
 from annattn.errors import InputError
+from annattn.measure import LABELS
 from annattn.report.chart import Axis, Line, chart
-from annattn.report.speed import LABELS
 
 __all__ = ["headlines", "page", "percent", "power", "seconds", "times"]
 
@@ -18,22 +19,23 @@ _SHORT = {**LABELS, "floor": "copying"}
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """One HTML file with every figure, table and script in it; it asks the network for nothing.
+    """One HTML file with all figures, tables and scripts in it; it loads nothing from the network.
 
-    The results are those of `document`, or of `read_results`.
+    The results come from `make_results` or `read_results`.
     """
     try:
         import jinja2
     except ModuleNotFoundError:
         raise InputError(
-            "report", given="no jinja2 here", expected="it installed", hint="pip install 'annattn[report]'"
+            "report", given="no jinja2", expected="it to be installed", hint="pip install 'annattn[report]'"
         ) from None
-    shelf = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    shelf.filters |= {"percent": percent, "seconds": seconds, "times": times, "power": power, "count": "{:,}".format}
+    environment.filters |= {"percent": percent, "seconds": seconds, "times": times, "power": power}
+    environment.filters["count"] = "{:,}".format
     try:
-        return shelf.get_template("page.html").render(
+        return environment.get_template("page.html").render(
             results,
             headlines=headlines(results),
             labels=LABELS,
@@ -49,7 +51,7 @@ def page(results: Mapping[str, Any]) -> str:
 
 
 def headlines(results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What was found, in one screen: pairs of a figure and what it is."""
+    """The main findings: pairs of a figure and what it is."""
     longest, theory, rows = results["speed"]["rows"][-1], results["theory"], results["theorems"]["rows"]
     found = [
         (
@@ -71,15 +73,21 @@ def headlines(results: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage; page.js writes it in the same way.
+    """A share as a percentage; page.js does the same.
 
     >>> percent(0.0812), percent(0.0), percent(0.4567), percent(0.0004), percent(1e-6)
     ('8.1 %', '0 %', '46 %', '0.04 %', '< 0.01 %')
+    >>> percent(0.00625)  # a tie
+    '0.63 %'
     """
     value = 100 * share
     if value == 0:
         return "0 %"
-    return "< 0.01 %" if value < 0.01 else f"{value:.{0 if value >= 10 else 1 if value >= 1 else 2}f} %"
+    if value < 0.01:
+        return "< 0.01 %"
+    # Ties go up, as in JavaScript's toFixed.
+    step = Decimal(1 if value >= 10 else "0.1" if value >= 1 else "0.01")
+    return f"{Decimal(value).quantize(step, ROUND_HALF_UP)} %"
 
 
 def seconds(value: float) -> str:
@@ -94,7 +102,7 @@ def seconds(value: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """A ratio, two digits at least.
+    """A ratio, with at least two digits.
 
     >>> times(312.4), times(7.12)
     ('312×', '7.1×')
@@ -130,13 +138,13 @@ def _speed_chart(part: Mapping[str, Any], width: int) -> str:
     decades = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
     tokens = [(row["tokens"], _tokens(row["tokens"])) for row in rows]
     last = rows[-1]
-    told = ", ".join(f"{LABELS[name]} {seconds(last['seconds'][name])}" for name in LABELS)
+    in_words = ", ".join(f"{LABELS[name]} {seconds(last['seconds'][name])}" for name in LABELS)
     return chart(
         lines,
         Axis("tokens, both axes logarithmic", tokens, log=True),
         Axis("milliseconds", [(10.0**d, f"{10.0**d:g}" if d < 3 else f"{10**d:,}") for d in decades], log=True),
         title="Time of one call against the number of tokens",
-        description=f"At {last['tokens']:,} tokens: {told}.",
+        description=f"At {last['tokens']:,} tokens: {in_words}.",
         width=width,
         height=380 if narrow else 400,
     )
@@ -169,14 +177,14 @@ def _error_chart(title: str, layer: Mapping[str, Any]) -> str:
                 ring=used["tables"] if chosen else None,
             )
         )
-    lines.sort(key=lambda line: line.kind == "accent")  # what matters is drawn last, on top
+    lines.sort(key=lambda line: line.kind == "accent")  # the accented line is drawn last, on top
     highest = max(cell["mean"] + cell["spread"] for row in layer["errors"] for cell in row)
     at = layer["errors"][layer["hashes"].index(used["hashes"])][layer["tables"].index(used["tables"])]
     return chart(
         lines,
         Axis("tables", [(t, str(t)) for t in layer["tables"]], log=True),
         Axis("wrong tokens", _share_ticks(highest)),
-        title=f"{title}: wrong tokens against tables, one line a number of hashes",
+        title=f"{title}: wrong tokens against tables, one line per number of hashes",
         description=f"As trained, with {used['tables']} tables of {used['hashes']} hashes: {percent(at['mean'])}.",
         width=345,
         height=290,

@@ -1,14 +1,14 @@
-"""Part 5, the theorem table: what each theorem of the paper promises, built, measured and compared."""
+"""The theorems: what each promises, built, measured and compared with its bound."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from annattn.report.progress import Progress, silent
+from annattn.measure import Progress, silent
 from annattn.theorems import THEOREMS, Bound, Effort
 
 __all__ = ["rows", "tightest"]
 
-# Shares of the time that all quick rows take.
+# Shares of the time that all theorems take at quick sizes.
 _TIME = {
     "lsh-guarantee": 10,
     "linear-memory": 3,
@@ -27,7 +27,7 @@ _TIME = {
 def rows(
     *, effort: Effort = "quick", names: Sequence[str] = tuple(THEOREMS), progress: Progress = silent
 ) -> dict[str, Any]:
-    """The rows of `annattn theorems`, each with the bounds that are nearest to breaking.
+    """The rows of `annattn theorems`, each with the bounds nearest to breaking.
 
     >>> found = rows(effort="tiny", names=["k-hop"])
     >>> found["rows"][0]["holds"]
@@ -58,7 +58,7 @@ def rows(
 
 
 def tightest(bounds: Sequence[Bound]) -> list[Bound]:
-    """Of bounds on the same thing at several sizes the one nearest to breaking, the last among equals.
+    """For each thing that is bounded at several sizes, the bound nearest to breaking, the last among equals.
 
     >>> from annattn.theorems.verdict import at_most
     >>> [bound.at for bound in tightest([at_most("heads", 1, 4, "4", "N = 8"), at_most("heads", 3, 4, "4", "N = 9")])]

@@ -1,4 +1,4 @@
-"""Part 4, theory: k-hop solved by a protocol, compiled to a transformer, and both the same, round by round."""
+"""Theory: k-hop solved by a protocol and by the transformer compiled from it, the same round by round."""
 
 from typing import Any
 
@@ -7,29 +7,29 @@ from torch import Tensor
 
 from annattn.compiler import CompiledProtocol, to_transformer
 from annattn.compiler.transformer import Transformer
+from annattn.measure import Progress, silent
 from annattn.mpc import Mail, Protocol, run
 from annattn.mpc.model import Words
 from annattn.mpc.protocols import KHop
-from annattn.report.progress import Progress, silent
 from annattn.theorems.induction_heads import letters_after
 
-__all__ = ["Watched", "k_hop", "same_mail"]
+__all__ = ["RecordedProtocol", "k_hop", "same_mail"]
 
 # What a round of each stage does, in the order of the protocol's stages.
 _STAGES = (
-    ("sort", "sorts the letters with their places, so that equal letters lie next to each other"),
-    ("compare", "shows its last record to the next machine, which may hold the next of the same letter"),
-    ("send home", "sends every place its first jump: one past the last place before it with the same letter"),
-    ("double", "asks where its jump's jump leads, or tells: every two rounds the jumps become twice as long"),
+    ("sort", "sorts the letters with their positions, so that equal letters are next to each other"),
+    ("compare", "sends its last record to the next machine, which may hold the next occurrence of the same letter"),
+    ("send home", "sends every position its first jump: to the position after the previous occurrence of its letter"),
+    ("double", "asks where the jump of its jump leads, or answers: every two rounds the jumps become twice as long"),
 )
 
 
-class Watched(Protocol):
-    """A protocol that keeps what was sent in every round.
+class RecordedProtocol(Protocol):
+    """A protocol that keeps the mail of every round.
 
-    >>> watched = Watched(KHop(n=9, memory_words=30))
-    >>> _ = run(watched, [0] * 9)
-    >>> len(watched.sent) == watched.rounds
+    >>> recorded = RecordedProtocol(KHop(n=9, memory_words=30))
+    >>> _ = run(recorded, [0] * 9)
+    >>> len(recorded.sent) == recorded.rounds
     True
     """
 
@@ -58,8 +58,8 @@ def k_hop(
 ) -> dict[str, Any]:
     """Theorem "ANNA-transformers solve k-hop" at one size: the protocol, the compiled transformer and the Definition.
 
-    Outputs are compared on random words, on exact-match attention and on hashing; of the first word also what the
-    transformer's tokens hold after each layer with what the machines hold after each round.
+    Outputs are compared on random words, with exact-match attention and with hashing. For the first word, what the
+    transformer's tokens hold after each layer is also compared with what the machines hold after each round.
 
     >>> found = k_hop(n=9, k=2, memory_words=30, words=1)
     >>> found["equal"] == found["compared"], all(one["same"] for one in found["rounds"])
@@ -69,8 +69,8 @@ def k_hop(
     rng = np.random.default_rng(seed)
     inputs = [rng.integers(0, 4, n, dtype=np.uint64) for _ in range(words)]
     progress(0, f"{n} letters on {protocol.limits.machines} machines")
-    watched = Watched(protocol)
-    result = run(watched, inputs[0])
+    recorded = RecordedProtocol(protocol)
+    result = run(recorded, inputs[0])
     models = {kind: to_transformer(protocol, kind, example=inputs[0]) for kind in ("ema", "anna")}
     compared = equal = 0
     for at, word in enumerate(inputs):
@@ -80,13 +80,13 @@ def k_hop(
             compared += 1
             equal += bool(np.array_equal(model.run(word), answer) and np.array_equal(machines, answer))
     progress(2 * words / (2 * words + 2), "layer by layer")
-    same = _same_after_each_layer(models["ema"], inputs[0], watched.sent)
+    same = _same_after_each_layer(models["ema"], inputs[0], recorded.sent)
     names = [stage for stage, (rounds, _) in zip(_STAGES, protocol.stages, strict=True) for _ in range(rounds)]
     sizes = models["ema"].sizes
     laid_out = protocol.scatter(inputs[0])
     held = laid_out.width * np.bincount(laid_out.dest, minlength=protocol.limits.machines)
     rounds = []
-    for load, mail, (name, what), agrees in zip(result.trace.loads, watched.sent, names, same, strict=True):
+    for load, mail, (name, what), agrees in zip(result.trace.loads, recorded.sent, names, same, strict=True):
         flows = np.zeros((protocol.limits.machines,) * 2, np.int64)
         np.add.at(flows, (mail.src, mail.dest), mail.width)
         rounds.append(
@@ -123,7 +123,7 @@ def k_hop(
 
 
 def same_mail(one: Mail, other: Mail) -> bool:
-    """Whether two mails hold the same records, in whatever order.
+    """Whether two mails hold the same records, in any order.
 
     >>> same_mail(Mail([0, 1], [0, 0], [7, 8]), Mail([1, 0], [0, 0], [8, 7]))
     True

@@ -46,7 +46,7 @@ class Sums(NamedTuple):
     together: int  # tables worked on together
     order: int
     out: np.ndarray  # flat, of (groups, share, n, width)
-    count: np.ndarray  # (groups, share, n)
+    counts: np.ndarray  # (groups, share, n)
     divide: bool
     lost: np.ndarray  # set if a row without a bucket was met
 
@@ -271,6 +271,6 @@ def _finish(work, group, first, width, reverse, of_target, counted):
         for at in range(n):
             met = counted[at * share + head]
             if first == 0:
-                work.count[group, head, n - 1 - at if reverse else at] = met
+                work.counts[group, head, n - 1 - at if reverse else at] = met
             if work.divide:
                 divide_row(work.out, of_target[at * share + head], max(met, 1), width)

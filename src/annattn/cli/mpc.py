@@ -8,24 +8,25 @@ import numpy as np
 from rich.padding import Padding
 from rich.text import Text
 
-from annattn.cli.names import known, nearest
-from annattn.cli.terminal import AsJson, Whole, is_watched, output, print_json, remarks
+from annattn.checks import did_you_mean, require_choice
+from annattn.cli.terminal import Integer, JsonFlag, print_json, shows_progress, stderr_console, stdout_console
 from annattn.errors import InputError
 from annattn.mpc import Trace, with_partners
 from annattn.mpc import run as run_protocol
 from annattn.mpc.protocols import PROTOCOLS, Problem
+from annattn.seeds import check_seed
 
 __all__ = ["mpc"]
 
 mpc = cyclopts.App(name="mpc", help="Massively parallel computation: protocols under enforced limits.")
 
-SHOWN = 40
-"""Rounds that are printed; of longer runs the first and the last half of these."""
+SHOWN_ROUNDS = 40
+"""Rounds that are printed; a longer run shows half of them at its start and half at its end."""
 
 
 @mpc.command(name="list")
-def list_protocols(*, as_json: AsJson = False) -> None:
-    """List the protocols, what they compute, what they can be told and the published bound on their rounds.
+def list_protocols(*, as_json: JsonFlag = False) -> None:
+    """List the protocols: what each computes, its parameters, and the published bound on its rounds.
 
     Example: annattn mpc list
 
@@ -39,11 +40,11 @@ def list_protocols(*, as_json: AsJson = False) -> None:
         }
         print_json(listed)
         return
-    console = output()
+    console = stdout_console()
     for name, problem in PROTOCOLS.items():
         what, bound, options = _summary(problem), problem.bound, _options(problem)
         console.print(Text(name, style="bold"))
-        # Plain text: brackets in it are no markup.
+        # As Text, so that brackets are not taken for markup.
         for line in (what, f"published rounds: {bound}", f"parameters: {', '.join(options)}" if options else ""):
             if line:
                 console.print(Padding(Text(line), (0, 0, 0, 4)))
@@ -54,9 +55,9 @@ def _summary(problem: type[Problem]) -> str:
 
 
 def _options(problem: type[Problem]) -> list[str]:
-    """The parameters that can be given on a command line, as they are given."""
+    """The parameters that a command line can give, written as options."""
     names = problem.parameters()
-    # A function cannot be; and the length of its rows says nothing without it.
+    # A hasher is a function, which cannot be typed; without one there is no use for the length of its rows.
     hidden = {"hasher", "dim", "seed"} if "hasher" in names else {"seed"}
     return [_option(name) for name in names if name not in hidden]
 
@@ -69,38 +70,37 @@ def _option(name: str) -> str:
 def run(
     protocol: str,
     *,
-    n: Whole = 1024,
-    memory: Whole | None = None,
+    n: Integer = 1024,
+    memory: Integer | None = None,
     engine: Literal["local", "ray"] = "local",
-    partners: Whole | None = None,
-    seed: Whole = 0,
-    as_json: AsJson = False,
+    partners: Integer | None = None,
+    seed: Integer = 0,
+    as_json: JsonFlag = False,
     **parameters: str,
 ) -> None:
-    """Run a protocol on a random input, check its answer with the oracle, and print the load of every round.
+    """Run a protocol on a random input, check its answer against the oracle, and print the load of every round.
 
     Example: annattn mpc run KHop --n 4096 --k 4 --memory 1024
 
     Args:
         protocol: a name from `annattn mpc list`.
-        n: how many records the input has.
-        memory: words a machine can hold; by default twice the least that will do.
-        engine: in this process, or on Ray.
-        partners: how many others a machine may send to and hear from in a round; no limit unless given.
-        seed: decides the input.
-        as_json: print JSON, the load of every round included.
+        n: number of records in the input.
+        memory: words per machine; by default twice the smallest number that works.
+        engine: local runs in this process, ray on a Ray cluster.
+        partners: how many other machines a machine may send to, and receive from, per round; by default no limit.
+        seed: determines the input.
+        as_json: print JSON, including the load of every round.
         parameters: further parameters of the protocol, such as --k or --tables: see `annattn mpc list`.
     """
-    known("protocol", protocol, PROTOCOLS, "see annattn mpc list")
-    if seed < 0:
-        raise InputError("seed", given=seed, expected="an integer of at least 0")
+    require_choice("protocol", protocol, PROTOCOLS, hint=did_you_mean(protocol, PROTOCOLS) or "see annattn mpc list")
+    check_seed(seed)
     kind = PROTOCOLS[protocol]
-    chosen = _chosen(kind, parameters)
+    chosen = _parse_parameters(kind, parameters)
     words = 2 * kind.least_memory(n, **chosen) if memory is None else memory
     problem = kind(n, words, **chosen)
     runs = problem if partners is None else with_partners(problem, partners, seed=seed)
     given = problem.sample(np.random.default_rng(seed))
-    answer, trace = run_protocol(runs, given, engine=engine, progress=is_watched(remarks()))
+    answer, trace = run_protocol(runs, given, engine=engine, progress=shows_progress(stderr_console()))
     right = problem.agrees(answer, problem.oracle(given))
     if as_json:
         print_json(_document(protocol, problem, trace, right))
@@ -114,16 +114,16 @@ def run(
         raise SystemExit(1)
 
 
-def _chosen(kind: type[Problem], given: dict[str, str]) -> dict[str, int]:
-    """The protocol's own parameters; a mistyped option of the command ends up among them."""
+def _parse_parameters(kind: type[Problem], given: dict[str, str]) -> dict[str, int]:
+    """The protocol's own parameters; a mistyped option of the command is among them too."""
     options = ["--n", "--memory", "--engine", "--partners", "--seed", "--json"]
     chosen = {}
     for name, text in given.items():
         name = name.replace("-", "_")
         if name not in kind.parameters():
-            near = nearest(_option(name), options + _options(kind), 0.75)
-            if near:
-                raise InputError("option", given=_option(name), expected=f"one that {kind.__name__} has", hint=near)
+            hint = did_you_mean(_option(name), options + _options(kind), likeness=0.75)
+            if hint:
+                raise InputError("option", given=_option(name), expected=f"one that {kind.__name__} has", hint=hint)
         try:
             chosen[name] = int(text)
         except ValueError:
@@ -152,9 +152,9 @@ def _document(name: str, problem: Problem, trace: Trace, right: bool) -> dict[st
 
 
 def _shortened(trace: Trace) -> str:
-    """The summary, without the rounds in the middle of a long run."""
+    """The summary of a run; a long one without the rounds in the middle."""
     head, *rounds = trace.summary().splitlines()
-    if len(rounds) > SHOWN + 2:
-        left_out = len(rounds) - 1 - SHOWN
-        rounds = [*rounds[: 1 + SHOWN // 2], f"… {left_out} rounds more …", *rounds[-(SHOWN // 2) :]]
+    if len(rounds) > SHOWN_ROUNDS + 2:
+        left_out = len(rounds) - 1 - SHOWN_ROUNDS
+        rounds = [*rounds[: 1 + SHOWN_ROUNDS // 2], f"… {left_out} more rounds …", *rounds[-(SHOWN_ROUNDS // 2) :]]
     return "\n".join([head, *rounds])

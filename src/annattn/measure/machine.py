@@ -11,13 +11,13 @@ import torch
 
 import annattn
 
-__all__ = ["machine"]
+__all__ = ["describe_machine"]
 
 
-def machine() -> dict[str, Any]:
-    """Processor, cores, threads, how busy the machine already was, versions, and the time in UTC.
+def describe_machine() -> dict[str, Any]:
+    """Processor, cores, threads, current load, versions, and the time in UTC.
 
-    >>> sorted(machine()["versions"])
+    >>> sorted(describe_machine()["versions"])
     ['annattn', 'numba', 'numpy', 'python', 'torch']
     """
     versions = {"annattn": annattn.__version__, "python": platform.python_version()}
@@ -38,8 +38,8 @@ def machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    described = Path("/proc/cpuinfo")
-    for line in described.read_text().splitlines() if described.exists() else []:
+    cpuinfo = Path("/proc/cpuinfo")
+    for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()

@@ -1,66 +1,19 @@
-"""What `demo`, `report` and `bench` share: a progress bar for watchers, plain lines for pipes, tables of each part."""
+"""The parts of the report as tables in a terminal, for `demo` and `bench`."""
 
 import base64
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from annattn.report import PARTS
+from annattn.measure import LABELS
 from annattn.report.page import percent, times
-from annattn.report.speed import LABELS
 
-__all__ = ["TABLES", "Tell", "speed_table", "watched"]
+__all__ = ["TABLES", "speed_table"]
 
 _SHADES = " ░▒▓█"
-
-Tell = Callable[[str, float, str], None]
-"""Told a part's name, the share of it that is done, and what comes next."""
-
-
-class _TimeLeft(ProgressColumn):
-    """What is left at the pace so far; the parts' expected seconds until there is a pace."""
-
-    def render(self, task: Task) -> Text:
-        """Minutes and seconds."""
-        total, done, elapsed = task.total or 0.0, task.completed, task.elapsed or 0.0
-        left = (total - done) * (max(1.0, elapsed / done) if done > 0.1 * total else 1.0)
-        return Text(f"{int(left) // 60}:{int(left) % 60:02d} left", style="progress.remaining")
-
-
-@contextmanager
-def watched(console: Console, expected: dict[str, float]) -> Iterator[Tell]:
-    """A bar over parts that take the expected seconds; when nobody watches, a line whenever a part begins."""
-    started = time.monotonic()
-    if not console.is_terminal:
-        begun: set[str] = set()
-
-        def line(part: str, done: float, what: str) -> None:
-            if part not in begun:
-                begun.add(part)
-                console.print(f"{time.monotonic() - started:4.0f} s  {PARTS[part].title}")
-
-        yield line
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, _TimeLeft(), console=console, transient=True) as bar:
-        task = bar.add_task("", total=sum(expected.values()))
-        order = list(expected)
-
-        def update(part: str, done: float, what: str) -> None:
-            before = sum(expected[name] for name in order[: order.index(part)])
-            text = f"{PARTS[part].title}: {what}" if what else PARTS[part].title
-            room = max(12, console.width - 49)
-            text = text if len(text) <= room else text[: room - 1] + "…"
-            bar.update(task, completed=before + done * expected[part], description=text)
-
-        yield update
 
 
 def _table(title: str) -> Table:
@@ -73,10 +26,10 @@ def _milliseconds(value: float) -> str:
 
 
 def speed_table(part: dict[str, Any]) -> Table:
-    """Times of a call at every length."""
+    """The time of one call at every length."""
     used = part["settings"]
     table = _table(
-        f"Milliseconds a call: {used['heads']} head{'s' * (used['heads'] > 1)} of width {used['dim']}, "
+        f"Milliseconds per call: {used['heads']} head{'s' * (used['heads'] > 1)} of width {used['dim']}, "
         f"{used['tables']} tables of {used['hashes']} hashes"
     )
     table.add_column("tokens", justify="right", no_wrap=True)
@@ -90,7 +43,7 @@ def speed_table(part: dict[str, Any]) -> Table:
 
 
 def _attention_pictures(part: dict[str, Any], shown: int = 23) -> Table:
-    """The weights of the first layer as it was trained, a character a weight; as many tokens as a terminal is wide."""
+    """The weights of the first layer as trained, one character per weight, for as many tokens as fit a terminal."""
     layer = part["layers"][0]
     used = layer["trained"]
     row = layer["rows"][layer["hashes"].index(used["hashes"])]
@@ -103,24 +56,24 @@ def _attention_pictures(part: dict[str, Any], shown: int = 23) -> Table:
     table.add_row(*pictures)
     table.caption = (
         f"distance of hashed from expected weights: {cell['distance']:.2f}, where 0 is equal and 1 disjoint;\n"
-        "expected is what infinitely many tables give; a query whose row is empty met no key"
+        "expected is the limit of infinitely many tables; a query with an empty row met no key"
     )
     table.caption_justify = "left"
     return table
 
 
 def _picture(packed: str, shown: int) -> Text:
-    """Packed weights of the first queries as shades."""
+    """The packed weights of the first queries as shades of grey."""
     weights, lines = base64.b64decode(packed), []
     for query in range(min(shown, int((2 * len(weights)) ** 0.5))):
         start = query * (query + 1) // 2
-        # The square root lets small weights be seen.
+        # The square root makes small weights visible.
         lines.append("".join(_SHADES[round(4 * (byte / 255) ** 0.5)] for byte in weights[start : start + query + 1]))
     return Text("\n".join(lines), no_wrap=True, overflow="crop")
 
 
 def _models_table(part: dict[str, Any]) -> Table:
-    """Errors with the hashes that a layer was trained with; the page has the others."""
+    """Errors with the number of hashes that each layer was trained with; the page also has others."""
     table = _table(f"Wrong tokens, %, by number of tables; mean of {part['draws']} draws; * as trained")
     table.add_column("model", min_width=9)
     every = sorted({count for model in part["models"] for layer in model["layers"] for count in layer["tables"]})
@@ -130,12 +83,12 @@ def _models_table(part: dict[str, Any]) -> Table:
         for number, layer in enumerate(model["layers"], 1):
             used = layer["trained"]
             row = layer["errors"][layer["hashes"].index(used["hashes"])]
-            known = {
+            cells = {
                 count: percent(cell["mean"]).removesuffix(" %") + "*" * (count == used["tables"])
                 for count, cell in zip(layer["tables"], row, strict=True)
             }
             where = f", layer {number}" if len(model["layers"]) > 1 else ""
-            table.add_row(f"{model['task']}{where}", *(known.get(count, "") for count in every))
+            table.add_row(f"{model['task']}{where}", *(cells.get(count, "") for count in every))
     return table
 
 
@@ -147,8 +100,10 @@ def _theory_table(part: dict[str, Any]) -> Table:
     same = sum(one["same"] for one in part["rounds"])
     table.add_row("in parallel", f"{part['machines']} machines", f"{sizes['heads']} heads")
     table.add_row("in sequence", f"{len(part['rounds'])} rounds", f"{sizes['layers']} layers")
-    table.add_row("in one place", f"{part['memory_words']} words", f"{sizes['value_width']:,} numbers a value")
-    table.add_row("same messages", f"after {len(part['rounds'])} rounds", f"after {same} of as many layers")
+    table.add_row("in one place", f"{part['memory_words']} words", f"{sizes['value_width']:,} numbers per value")
+    table.add_row(
+        "same messages", f"after each of {len(part['rounds'])} rounds", f"after {same} of {len(part['rounds'])} layers"
+    )
     table.add_row("right outputs", "", f"{part['equal']} of {part['compared']} words, EMA and ANNA")
     return table
 

@@ -1,0 +1,71 @@
+"""`annattn train`: run a recipe."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn
+
+from annattn.checks import did_you_mean, require_choice, require_count
+from annattn.cli.terminal import Integer, JsonFlag, print_json, print_line, progress_bar, stderr_console
+from annattn.experiments import RECIPES, Recipe
+from annattn.experiments import Progress as Step
+from annattn.experiments import train as run_training
+
+__all__ = ["train", "train_with_bar"]
+
+_AVERAGED = 50  # steps whose mean loss and error the bar shows
+
+
+def train(
+    name: str,
+    *,
+    seed: Integer = 0,
+    folder: Path | None = None,
+    share: float = 1.0,
+    save_every: Integer = 500,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train a recipe, or continue a run that was stopped. The same name and seed give the same weights.
+
+    Example: annattn train induction_direct --seed 0 --folder runs/induction
+
+    Args:
+        name: a recipe, such as match2_direct; a wrong name lists them all.
+        seed: determines weights, data and hash functions.
+        folder: where the state and the finished model are kept, by default runs/NAME-SEED. Ctrl-C keeps the state.
+        share: run only this share of the recipe's steps.
+        save_every: steps between two saves of the state.
+        as_json: print the path of the model as JSON.
+    """
+    recipe = RECIPES[require_choice("recipe", name, RECIPES, hint=did_you_mean(name, RECIPES))]
+    if share != 1.0:
+        recipe = recipe.shortened(share)
+    require_count("--save-every", save_every)
+    place = folder or Path("runs") / f"{name}-{seed}"
+    console = stderr_console()
+    try:
+        train_with_bar(recipe, name, seed, place, console, save_every)
+    except KeyboardInterrupt:
+        console.print(f"stopped; the same command continues from {place}", markup=False)
+        raise SystemExit(130) from None
+    model = f"{place}/model.safetensors"
+    if as_json:
+        print_json({"recipe": name, "seed": seed, "steps": recipe.steps, "model": model})
+    else:
+        print_line(f"the model is {model}")
+
+
+def train_with_bar(recipe: Recipe, name: str, seed: int, folder: Path, console: Console, save_every: int = 500) -> None:
+    """Train with a progress bar that shows the mean loss and error of the last steps."""
+    with progress_bar(console, MofNCompleteColumn()) as progress:
+        line = progress.add_task(name, total=recipe.steps, note="")
+        recent: list[tuple[float, float]] = []
+
+        def report(step: Step) -> None:
+            recent.append((step.loss, step.error))
+            del recent[:-_AVERAGED]
+            loss, error = (sum(values) / len(recent) for values in zip(*recent, strict=True))
+            progress.update(line, completed=step.step, note=f"loss {loss:.4f}  error {error:.4f}")
+
+        run_training(recipe, seed=seed, folder=folder, report=report, save_every=save_every)
+        progress.update(line, completed=recipe.steps)
