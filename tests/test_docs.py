@@ -22,6 +22,7 @@ import pytest
 from annattn.attention import MECHANISMS
 from annattn.cli.app import make_app
 from annattn.lsh import FAMILIES
+from annattn.mpc import ENGINES
 from annattn.mpc.protocols import PROTOCOLS
 from annattn.nn import ATTENTIONS
 
@@ -66,7 +67,7 @@ def same(shown: str, printed: str) -> bool:
 @pytest.fixture
 def registries():
     """Pages show how to add to the library's dicts; what they add goes away again."""
-    every: list[dict[str, Any]] = [FAMILIES, MECHANISMS, ATTENTIONS, PROTOCOLS]
+    every: list[dict[str, Any]] = [FAMILIES, MECHANISMS, ATTENTIONS, PROTOCOLS, ENGINES]
     kept = [(registry, dict(registry)) for registry in every]
     yield
     for registry, before in kept:

@@ -7,8 +7,7 @@ from numpy.typing import ArrayLike
 
 from annattn.errors import CompileError, InputError, LimitError, ShardingError
 from annattn.mpc import check_sharding
-from annattn.mpc.delivery import check_received, check_sent, deliver
-from annattn.mpc.local import first_mail
+from annattn.mpc.delivery import check_received, check_sent, deliver, deliver_input, have_mail
 from annattn.mpc.model import Mail, Protocol, check_input
 
 __all__ = ["admit", "example_of"]
@@ -33,7 +32,7 @@ def admit(protocol: Protocol, example: ArrayLike | None) -> None:
     name = type(protocol).__name__
     try:
         words = check_input(protocol, example_of(protocol) if example is None else example)
-        mail = first_mail(protocol, words)
+        mail = deliver_input(protocol, words)
     except LimitError as error:
         raise CompileError(name, given=f"an input with {error}", expected="one that fits its machines") from error
     except InputError as error:
@@ -43,8 +42,7 @@ def admit(protocol: Protocol, example: ArrayLike | None) -> None:
         raise CompileError(name, given=f"a refusal of random words ({error})", expected="a run", hint=hint) from error
     try:
         for round_ in range(protocol.rounds):
-            senders = np.zeros(protocol.limits.machines, bool)
-            senders[mail.dest] = True
+            senders = have_mail(mail, protocol.limits.machines)
             sent, again = (protocol.step(round_, _copy(mail)) for _ in range(2))
             check_sent(round_, sent, protocol.limits, senders)
             check_received(round_, sent, protocol.limits)

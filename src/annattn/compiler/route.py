@@ -14,7 +14,7 @@ from annattn.compiler.out import Readers
 from annattn.compiler.sparse_code import HEADER, Decoded, SparseCode
 from annattn.compiler.transformer import Head, Layer
 from annattn.errors import CollisionError
-from annattn.mpc.delivery import check_received, check_sent
+from annattn.mpc.delivery import check_received, check_sent, have_mail
 from annattn.mpc.model import Mail, Numbers, Protocol, Words
 from annattn.mpc.parts.stages import slots
 
@@ -57,9 +57,7 @@ class Route:
         sent = inbox
         if len(inbox):
             sent = self.protocol.step(self.round, inbox)
-            senders = np.zeros(self.rows.limits.machines, bool)
-            senders[inbox.dest] = True
-            check_sent(self.round, sent, self.rows.limits, senders)
+            check_sent(self.round, sent, self.rows.limits, have_mail(inbox, self.rows.limits.machines))
         # By sender, then receiver; what one sends to one other stays in order.
         sent = sent.take(np.lexsort([sent.dest, sent.src]))
         return self.rows.write(token, sent.src, sent.dest, sent.words)

@@ -18,7 +18,7 @@ from annattn.compiler.sparse_code import SparseCode, enough_slots, lemma_slots, 
 from annattn.compiler.transformer import Transformer, same
 from annattn.errors import CompileError, InputError
 from annattn.mpc import with_partners
-from annattn.mpc.local import first_mail
+from annattn.mpc.delivery import deliver_input
 from annattn.mpc.model import Limits, Protocol, check_input
 
 __all__ = ["CompiledProtocol", "ValueWidths", "senders_a_head", "to_transformer", "value_widths"]
@@ -52,7 +52,7 @@ class CompiledProtocol(Transformer):
     def embed(self, words: ArrayLike) -> Tensor:
         """The input tokens, one a record as the protocol lays its input out, and blank ones for further machines."""
         tokens = self.rows.limits.machines * (self.readers.each or 1)
-        return embed(self.rows, first_mail(self.protocol, check_input(self.protocol, words)), tokens)
+        return embed(self.rows, deliver_input(self.protocol, check_input(self.protocol, words)), tokens)
 
     def read(self, tokens: Tensor) -> Any:
         """The protocol's output from what the tokens hold after the last layer."""

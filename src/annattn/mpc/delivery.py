@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from annattn.errors import DestinationError, InboxError, InputError, OutboxError, PartnersError, SourceError, WordError
-from annattn.mpc.model import Limits, Mail, Numbers, Protocol
+from annattn.mpc.model import Limits, Mail, Numbers, Protocol, Words
 from annattn.mpc.order import stable_order
 from annattn.mpc.trace import RoundLoad
 
@@ -16,11 +16,36 @@ __all__ = [
     "check_sent",
     "deliver",
     "deliver_all",
+    "deliver_input",
+    "finish_round",
+    "have_mail",
     "loads",
     "partners",
     "round_load",
     "step",
 ]
+
+
+def deliver_input(protocol: Protocol, words: Words) -> Mail:
+    """The input in its machines' inboxes, held to the limits of any mail but the one on partners: nobody sent it."""
+    limits = protocol.limits
+    # A step may use its mail as scratch paper; the input is the caller's.
+    mail = protocol.scatter(words.copy())
+    any_partners = Limits(limits.machines, limits.memory_words, limits.word_bits)
+    check_sent(-1, mail, any_partners, None)
+    check_received(-1, mail, any_partners)
+    return deliver(mail, limits.machines)
+
+
+def have_mail(mail: Mail, machines: int) -> NDArray[np.bool_]:
+    """Which machines have mail, and so may send in this round.
+
+    >>> have_mail(Mail([0, 2], [1, 1], [[5], [6]]), machines=3)
+    array([ True, False,  True])
+    """
+    has = np.zeros(machines, bool)
+    has[mail.dest] = True
+    return has
 
 
 def step(protocol: Protocol, round_: int, mail: Mail) -> Mail:
@@ -118,6 +143,17 @@ def loads(round_: int, mail: Mail, limits: Limits) -> RoundLoad:
     sent = np.bincount(mail.src, minlength=limits.machines) * mail.width
     received = np.bincount(mail.dest, minlength=limits.machines) * mail.width
     return round_load(round_, sent, received, limits)
+
+
+def finish_round(round_: int, sent: list[Mail], senders: NDArray[np.bool_], limits: Limits) -> tuple[Mail, RoundLoad]:
+    """Check the one mail in a list against every limit and deliver it; the load of the round comes with it.
+
+    The list is emptied, for the sake of memory: see `deliver_all`.
+    """
+    check_sent(round_, sent[0], limits, senders)
+    check_received(round_, sent[0], limits)
+    load = loads(round_, sent[0], limits)
+    return deliver_all(sent, limits.machines), load
 
 
 def deliver(mail: Mail, machines: int) -> Mail:

@@ -1,9 +1,8 @@
 """The model of massively parallel computation: limits, mail, protocols (the paper's Definition "MPC")."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import signature
 from operator import index
 from typing import Any, NamedTuple
 
@@ -24,7 +23,6 @@ __all__ = [
     "as_words",
     "check_input",
     "real_words",
-    "run",
     "spread",
     "whole",
     "word_reals",
@@ -225,36 +223,7 @@ class Result(NamedTuple):
 
 
 Progress = Callable[[RoundLoad, int], None]
-
-
-def run(
-    protocol: Protocol,
-    words: ArrayLike,
-    engine: str = "local",
-    *,
-    progress: bool | Progress = False,
-    **options: Any,
-) -> Result:
-    """Run a protocol on its input under its limits, in this process (`local`) or on a Ray cluster (`ray`).
-
-    `progress=True` writes one line a round to standard error; a callable gets (load, rounds). Further options are the
-    engine's: `shards` and `address` for `ray`.
-
-    >>> from annattn.mpc.protocols import Sum
-    >>> int(run(Sum(n=5, memory_words=2), [1, 2, 3, 4, 5]).output)
-    15
-    """
-    from annattn.mpc import local, ray_engine
-    from annattn.mpc.progress import reporter
-
-    engines: Mapping[str, Callable[..., Result]] = {"local": local.run, "ray": ray_engine.run}
-    if engine not in engines:
-        raise InputError("engine", given=repr(engine), expected=f"one of {', '.join(map(repr, engines))}")
-    for name in options:
-        if name not in signature(engines[engine]).parameters:
-            raise InputError("option", given=repr(name), expected=f"one that the engine {engine!r} has")
-    block = check_input(protocol, words)
-    return engines[engine](protocol, block, progress=reporter(progress), **options)
+"""Called after every round with its load and the number of all rounds."""
 
 
 def check_input(protocol: Protocol, words: ArrayLike) -> Words:

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from annattn.errors import ShardingError
-from annattn.mpc.delivery import check_received, check_sent, deliver, step
-from annattn.mpc.local import first_mail
+from annattn.mpc.delivery import check_received, check_sent, deliver, deliver_input, step
 from annattn.mpc.model import Mail, Numbers, Protocol, check_input
 
 __all__ = ["check_sharding"]
@@ -25,7 +24,7 @@ def check_sharding(protocol: Protocol, words: ArrayLike, *, cuts: int = 3, alone
     """
     limits = protocol.limits
     rng = np.random.default_rng(seed)
-    mail = first_mail(protocol, check_input(protocol, words))
+    mail = deliver_input(protocol, check_input(protocol, words))
     for round_ in range(protocol.rounds):
         whole = step(protocol, round_, _copy(mail))
         check_sent(round_, whole, limits, None)
