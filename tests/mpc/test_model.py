@@ -156,6 +156,23 @@ def test_one_machine_that_looks_at_one_other_among_many_is_found(seed):
         check_sharding(Spy(peek), range(1, 1001), cuts=1, seed=seed)
 
 
+@pytest.mark.parametrize("alone", [0, 2, 300])
+def test_as_many_machines_are_tried_alone_as_asked_for(alone):
+    tried = []
+
+    class Recorder(Peeking):
+        limits = Limits(machines=512, memory_words=1)
+        rounds = 1
+
+        def step(self, round, mail):  # noqa: A002
+            tried.append(np.unique(mail.dest).tolist())
+            return Mail(mail.dest, mail.dest, mail.words)
+
+    check_sharding(Recorder(None), range(512), cuts=0, alone=alone)
+    single = [machines[0] for machines in tried if len(machines) == 1]
+    assert len(single) == len(set(single)) == alone
+
+
 def test_a_step_that_remembers_outside_its_mail_is_found():
     calls = []
 

@@ -35,7 +35,7 @@ def check_sharding(protocol: Protocol, words: ArrayLike, *, cuts: int = 3, alone
 
 
 def _cuts(machines: Numbers, cuts: int, alone: int, rng: np.random.Generator) -> Iterator[dict[int, Numbers]]:
-    yield dict(enumerate(machines[rng.permutation(len(machines))[:256], None]))
+    yield dict(enumerate(machines[rng.permutation(len(machines))[:alone], None]))
     for bit in range(int(machines.max(initial=0)).bit_length()):
         yield {side: machines[machines >> bit & 1 == side] for side in (0, 1)}
     for _ in range(cuts):
