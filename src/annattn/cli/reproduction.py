@@ -13,7 +13,7 @@ from annattn.cli.learning import watched
 from annattn.cli.names import known
 from annattn.cli.terminal import AsJson, bar, output, print_json, remarks
 from annattn.experiments.recipe import Recipe
-from annattn.experiments.reproduce import EXPERIMENTS, PROFILES, Finding, Workshop
+from annattn.experiments.reproduce import EXPERIMENTS, PROFILES, ExperimentContext, Finding
 
 __all__ = ["reproduce"]
 
@@ -53,13 +53,13 @@ def reproduce(
     chosen = names or [name for name in EXPERIMENTS if name not in left_out]
     if left_out:
         console.print(f"left out, as they take long: {', '.join(left_out)}; name them, or take --profile full")
-    shop = Workshop(folder / profile, PROFILES[profile], watch, run)
+    context = ExperimentContext(folder / profile, PROFILES[profile], watch, run)
     found: dict[str, list[Finding]] = {}
     try:
         for name in chosen:
             started = time.monotonic()
             console.print(f"[bold]{name}[/bold]")
-            found[name] = EXPERIMENTS[name](shop)
+            found[name] = EXPERIMENTS[name](context)
             console.print(f"{name}: {time.monotonic() - started:.0f} s")
     except KeyboardInterrupt:
         console.print(f"stopped; the same command goes on from {folder / profile}", markup=False)

@@ -10,7 +10,7 @@ from annattn.compiler.memory import MachineRows, to_limbs, to_words
 from annattn.compiler.transformer import Head, Layer
 from annattn.errors import CollisionError
 from annattn.mpc.model import Mail, Numbers, Words
-from annattn.mpc.parts.stages import slots
+from annattn.mpc.parts.stages import index_within
 
 __all__ = ["embed", "init_layer", "init_width", "token_width"]
 
@@ -42,7 +42,7 @@ def embed(rows: MachineRows, mail: Mail, tokens: int) -> Tensor:
     block[:, TOKEN] = np.arange(count)
     block[len(mail) :, HOME] = ABSENT
     block[: len(mail), HOME] = mail.dest
-    block[: len(mail), PLACE] = slots(mail.dest)
+    block[: len(mail), PLACE] = index_within(mail.dest)
     block[: len(mail), SOURCE] = mail.src
     block[: len(mail), WORDS:] = to_limbs(mail.words, rows.limbs)
     return torch.from_numpy(block)

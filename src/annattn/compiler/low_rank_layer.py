@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from annattn.compiler.homes import Homes, padded
+from annattn.compiler.token_placement import TokenPlacement, padded
 from annattn.compiler.transformer import Layer
 from annattn.mpc.model import Mail, Numbers, Words, real_words, word_reals
 from annattn.mpc.parts.stages import fold, join_mail, unfold
@@ -19,17 +19,17 @@ class LowRankLayer:
     The r x m matrices of all heads together are one summary; it travels as records as wide as a token's row.
     """
 
-    def __init__(self, layer: Layer, homes: Homes, width: int, memory_words: int) -> None:
-        self.layer, self.homes, self.width = layer, homes, width
+    def __init__(self, layer: Layer, placement: TokenPlacement, width: int, memory_words: int) -> None:
+        self.layer, self.placement, self.width = layer, placement, width
         self.length = _length(layer)
         self.folds = -(-self.length // width)
-        self.tree = Tree(homes.machines, max(2, memory_words // (self.folds * width)), base=homes.machines)
+        self.tree = Tree(placement.machines, max(2, memory_words // (self.folds * width)), base=placement.machines)
 
     @classmethod
-    def fits(cls, layer: Layer, homes: Homes, width: int, memory_words: int) -> bool:
+    def fits(cls, layer: Layer, placement: TokenPlacement, width: int, memory_words: int) -> bool:
         """Whether a token machine holds its rows and one summary, and a node two."""
         summary = -(-_length(layer) // width) * width
-        return max(homes.held * width + summary, 2 * summary) <= memory_words
+        return max(placement.per_machine * width + summary, 2 * summary) <= memory_words
 
     @property
     def machines(self) -> int:
@@ -43,7 +43,7 @@ class LowRankLayer:
 
     def begin(self, token: Numbers, x: Tensor) -> Mail:
         """Every token machine keeps its rows and sends the sum of its tokens' products up."""
-        home = self.homes.of(token)
+        home = self.placement.machine_of(token)
         keep = Mail(home, home, real_words(padded(x, self.width)))
         if self.tree.depth == 0:
             return keep
@@ -83,7 +83,7 @@ class LowRankLayer:
     def finish(self, mail: Mail) -> tuple[Numbers, Tensor]:
         """The tokens and their rows after the layer: queries times the sum, then the element-wise functions."""
         own = mail.take(mail.src == mail.dest)
-        token = self.homes.tokens_of(own.dest)
+        token = self.placement.tokens_of(own.dest)
         local = self.layer.local(torch.from_numpy(word_reals(own.words)))
         if self.tree.depth == 0:
             machine, sums = self._products(own.dest, local)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from annattn.mpc.model import Limits, Mail, Numbers, Words
-from annattn.mpc.parts.stages import slots
+from annattn.mpc.parts.stages import index_within
 
 __all__ = ["LIMB_BITS", "MachineRows", "to_limbs", "to_words"]
 
@@ -39,7 +39,7 @@ class MachineRows:
     def write(self, token: Numbers, owner: Numbers, other: Numbers, words: Words) -> Tensor:
         """Rows of the given tokens (increasing), with the records of each owner, which must come in order of owners."""
         record = 1 + self.limbs * words.shape[1]
-        place = slots(owner)
+        place = index_within(owner)
         count = np.bincount(np.searchsorted(token, owner), minlength=len(token))
         rows = np.zeros((len(token), FRONT + record * int(count.max(initial=0))))
         rows[:, 0], rows[:, 1], rows[:, 2] = token, words.shape[1] * (count > 0), count
@@ -55,7 +55,7 @@ class MachineRows:
         width = max(1, int(block[:, 1].max(initial=0)))
         record = 1 + self.limbs * width
         index = np.repeat(np.arange(len(block)), count)
-        column = FRONT + slots(index) * record
+        column = FRONT + index_within(index) * record
         data = block[index[:, None], column[:, None] + np.arange(record)]
         return token, Mail(token[index], data[:, 0].astype(np.int64), to_words(data[:, 1:], self.limbs))
 

@@ -16,7 +16,7 @@ from annattn.compiler.transformer import Head, Layer
 from annattn.errors import CollisionError
 from annattn.mpc.delivery import check_received, check_sent, have_mail
 from annattn.mpc.model import Mail, Numbers, Protocol, Words
-from annattn.mpc.parts.stages import slots
+from annattn.mpc.parts.stages import index_within
 
 __all__ = ["Route", "packet_width"]
 
@@ -100,12 +100,12 @@ class Route:
         new[1:] = (owner[1:] != owner[:-1]) | (dest[1:] != dest[:-1])
         first = np.flatnonzero(new)
         message = np.cumsum(new) - 1
-        chosen = slots(owner[first]) == h
+        chosen = index_within(owner[first]) == h
         count = np.diff(first, append=len(mail))[chosen]
         record = np.flatnonzero(chosen[message])
         at = np.repeat(np.arange(len(count)), count)
         words = np.zeros((len(count), mail.width * int(count.max(initial=0))), np.uint64)
-        column = slots(at)[:, None] * mail.width + np.arange(mail.width)
+        column = index_within(at)[:, None] * mail.width + np.arange(mail.width)
         words[at[:, None], column] = mail.words[record]
         return np.searchsorted(token, owner[first[chosen]]), dest[first[chosen]], count, words
 
@@ -134,7 +134,7 @@ class Route:
         count = body[:, RECORDS]
         at = np.repeat(np.arange(len(body)), count)
         words = to_words(body[:, BODY:], self.rows.limbs)
-        column = slots(at)[:, None] * width + np.arange(width)
+        column = index_within(at)[:, None] * width + np.arange(width)
         return Mail(reader[at], decoded.sender[at], words[at[:, None], column])
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from annattn.checks import require_count
 from annattn.compiler.collision_layer import CollisionLayer
-from annattn.compiler.homes import Homes, padded
 from annattn.compiler.low_rank_layer import LowRankLayer
 from annattn.compiler.mechanisms import LowRank
+from annattn.compiler.token_placement import TokenPlacement, padded
 from annattn.compiler.transformer import Layer, Transformer
 from annattn.errors import CompileError, InputError, LeastMemoryError
 from annattn.mpc.model import Limits, Mail, Numbers, Protocol, Words, real_words, spread, word_reals
@@ -75,12 +75,12 @@ class TransformerProtocol(Protocol):
         if held < 1:
             least = least_memory(lambda words: _most_held(transformer, n, words, widths) >= 1)
             raise LeastMemoryError("this transformer", n=n, memory_words=memory_words, least=least)
-        self.homes = Homes(n, held)
+        self.placement = TokenPlacement(n, held)
         self.parts = [
-            _part(layer)(layer, self.homes, width, memory_words)
+            _part(layer)(layer, self.placement, width, memory_words)
             for layer, width in zip(transformer.layers, widths, strict=False)
         ]
-        machines = self.homes.machines + max((part.machines for part in self.parts), default=0)
+        machines = self.placement.machines + max((part.machines for part in self.parts), default=0)
         self.limits = Limits(machines, memory_words)
         self.rounds = sum(part.rounds for part in self.parts) + 1
 
@@ -99,7 +99,7 @@ class TransformerProtocol(Protocol):
 
     def scatter(self, words: Words) -> Mail:
         """As many tokens a machine as it can serve."""
-        return spread(words.reshape(self.n, self.widths[0]), self.homes.held)
+        return spread(words.reshape(self.n, self.widths[0]), self.placement.per_machine)
 
     def step(self, round: int, mail: Mail) -> Mail:  # noqa: A002 - the model's word
         """A round of the layer it falls into; the first of each also ends the layer before."""
@@ -111,12 +111,12 @@ class TransformerProtocol(Protocol):
                 return part.step(i - 1, mail)
             i -= part.rounds
         token, x = self._rows(len(self.parts), mail)
-        home = self.homes.of(token)
+        home = self.placement.machine_of(token)
         return Mail(home, home, real_words(padded(self.transformer.output(x), self.widths[-1])))
 
     def _rows(self, number: int, mail: Mail) -> tuple[Numbers, Tensor]:
         if number == 0:
-            return self.homes.tokens_of(mail.dest), torch.from_numpy(word_reals(mail.words))
+            return self.placement.tokens_of(mail.dest), torch.from_numpy(word_reals(mail.words))
         return self.parts[number - 1].finish(mail)
 
     def gather(self, mail: Mail) -> NDArray[np.float64]:
@@ -133,9 +133,9 @@ def _most_held(transformer: Transformer, n: int, memory_words: int, widths: Sequ
 
     def fits(held: int) -> bool:
         rows = held * max(widths) <= memory_words
-        homes = Homes(n, held)
+        placement = TokenPlacement(n, held)
         parts = zip(transformer.layers, widths, strict=False)
-        return rows and all(_part(layer).fits(layer, homes, width, memory_words) for layer, width in parts)
+        return rows and all(_part(layer).fits(layer, placement, width, memory_words) for layer, width in parts)
 
     low, high = 0, min(n, memory_words) + 1
     while high - low > 1:

@@ -21,7 +21,7 @@ from annattn.mpc import with_partners
 from annattn.mpc.delivery import deliver_input
 from annattn.mpc.model import Limits, Protocol, check_input
 
-__all__ = ["CompiledProtocol", "ValueWidths", "senders_a_head", "to_transformer", "value_widths"]
+__all__ = ["CompiledProtocol", "ValueWidths", "senders_per_head", "to_transformer", "value_widths"]
 
 MOST_MACHINES = 2**20
 
@@ -114,7 +114,7 @@ def to_transformer(
     if partners is not None:
         protocol = with_partners(protocol, partners)
     limits = protocol.limits
-    rows, names, senders = MachineRows(limits), Identifiers(limits.machines), senders_a_head(limits)
+    rows, names, senders = MachineRows(limits), Identifiers(limits.machines), senders_per_head(limits)
     widths = value_widths(limits, mode, slots)
     _check_size(limits, widths, memory_bytes)
     admit(original, example)
@@ -131,10 +131,10 @@ def to_transformer(
     return CompiledProtocol(layers, output, protocol=protocol, rows=rows, widths=widths, readers=readers)
 
 
-def senders_a_head(limits: Limits) -> int:
+def senders_per_head(limits: Limits) -> int:
     """α, the heads and the most messages averaged in one: min(s, q), and at most k + 1 with k partners.
 
-    >>> senders_a_head(Limits(machines=100, memory_words=16)), senders_a_head(Limits(100, 16, partners=3))
+    >>> senders_per_head(Limits(machines=100, memory_words=16)), senders_per_head(Limits(100, 16, partners=3))
     (16, 4)
     """
     most = min(limits.memory_words, limits.machines)
@@ -147,7 +147,7 @@ def value_widths(limits: Limits, mode: str = "practical", slots: int | None = No
     >>> value_widths(Limits(machines=64, memory_words=4, word_bits=32))
     ValueWidths(built=480, lemma=127770, square=7990)
     """
-    senders, packet = senders_a_head(limits), packet_width(MachineRows(limits))
+    senders, packet = senders_per_head(limits), packet_width(MachineRows(limits))
     lemma, square = lemma_slots(senders, limits.machines), enough_slots(senders, limits.machines)
     built = lemma if mode == "theorem" else min(slots or practical_slots(senders, limits.machines), limits.machines)
     return ValueWidths(built * packet, lemma * packet, square * packet)
@@ -169,8 +169,8 @@ def _check_options(attention: str, mode: str, outputs_each: int | None) -> None:
 
 
 def _check_size(limits: Limits, widths: ValueWidths, memory_bytes: int) -> None:
-    if limits.machines > MOST_MACHINES or senders_a_head(limits) * limits.machines**2 > 2**52:
-        given = f"{limits.machines} machines, {senders_a_head(limits)} senders a head"
+    if limits.machines > MOST_MACHINES or senders_per_head(limits) * limits.machines**2 > 2**52:
+        given = f"{limits.machines} machines, {senders_per_head(limits)} senders a head"
         expected = f"at most {MOST_MACHINES} machines, and sums of their squared numbers below 2^52, exact in float64"
         raise CompileError("protocol", given=given, expected=expected)
     # Values, their averages, the same as whole numbers, and the matrix of the code.

@@ -19,7 +19,7 @@ from annattn.files import write_json
 from annattn.nn import AnnaConfig, AttentionConfig, LatestMatchConfig, Transformer
 from annattn.tasks import AssociativeRecall, KHop
 
-__all__ = ["EXPERIMENTS", "PROFILES", "Finding", "Profile", "Workshop"]
+__all__ = ["EXPERIMENTS", "PROFILES", "ExperimentContext", "Finding", "Profile"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ PROFILES: dict[str, Profile] = {
 
 
 @dataclass
-class Workshop:
+class ExperimentContext:
     """Where an experiment trains, measures and writes.
 
     - run: trains (recipe, name, seed, folder) before the model is asked for; the command line shows a bar meanwhile.
@@ -136,38 +136,38 @@ class Workshop:
         return findings
 
 
-def match2_paper(shop: Workshop) -> list[Finding]:
+def match2_paper(context: ExperimentContext) -> list[Finding]:
     """Figure "Match2": the softmax surrogate with β = 0.1, then hashing with ℓ = 1 … 16 and z = 1 … 6."""
     recipe = RECIPES["match2_paper"]
-    model, task = shop.model("match2_paper"), recipe.make_task()
+    model, task = context.model("match2_paper"), recipe.make_task()
     tables, hashes = range(1, 17), range(1, 7)
-    errors = shop.errors(model, task, [(AnnaConfig("hyperplane", t, z),) for z in hashes for t in tables])
-    (softmax,) = shop.errors(model, task, [recipe.model.attention])
+    errors = context.errors(model, task, [(AnnaConfig("hyperplane", t, z),) for z in hashes for t in tables])
+    (softmax,) = context.errors(model, task, [recipe.model.attention])
     series = {f"z = {z}": [(e.mean, e.spread) for e in errors[at * 16 : (at + 1) * 16]] for at, z in enumerate(hashes)}
-    lines(shop.folder / "match2_paper.svg", "Match2, the paper's way, β = 0.1", tables, series, x_label="tables ℓ")
+    lines(context.folder / "match2_paper.svg", "Match2, the paper's way, β = 0.1", tables, series, x_label="tables ℓ")
     worst, spread = max(series["z = 1"][7:])
     findings = [
         Finding("softmax surrogate", softmax.mean),
         Finding("worst mean error over ℓ ≥ 8, z = 1", worst, at_most=0.0, spread=spread),
     ]
-    return shop.write("match2_paper", findings, {"tables": list(tables), "series": series})
+    return context.write("match2_paper", findings, {"tables": list(tables), "series": series})
 
 
-def match2_direct(shop: Workshop) -> list[Finding]:
+def match2_direct(context: ExperimentContext) -> list[Finding]:
     """Match2 with ANNA trained itself: the error of every seed with at most 4 tables."""
     recipe = RECIPES["match2_direct"]
     task, found = recipe.make_task(), []
-    for seed in range(shop.profile.seeds):
-        (error,) = shop.errors(shop.model("match2_direct", seed=seed), task, [recipe.model.attention])
+    for seed in range(context.profile.seeds):
+        (error,) = context.errors(context.model("match2_direct", seed=seed), task, [recipe.model.attention])
         found.append((error.mean, error.spread))
     mean, spread = max(found)
     findings = [Finding(f"largest mean error, 4 tables, seeds: {len(found)}", mean, at_most=0.0, spread=spread)]
-    return shop.write("match2_direct", findings, {"errors": found})
+    return context.write("match2_direct", findings, {"errors": found})
 
 
-def induction_heads(shop: Workshop) -> list[Finding]:
+def induction_heads(context: ExperimentContext) -> list[Finding]:
     """Figure "Induction heads", the paper's way, and the same grid for ANNA trained itself and for latest match."""
-    rows, columns = shop.profile.first, shop.profile.second
+    rows, columns = context.profile.first, context.profile.second
     task = RECIPES["induction_direct"].make_task()
     data, maps, corners = {}, {}, {}
     for name, title in (
@@ -175,18 +175,18 @@ def induction_heads(shop: Workshop) -> list[Finding]:
         ("induction_direct", "ANNA trained directly"),
         ("induction_latest", "latest match in layer 2"),
     ):
-        model = shop.model(name)
+        model = context.model(name)
         cells = [(a, b) for a in rows for b in columns]
         if name == "induction_paper":
-            found = shop.best(model, task, [_hashed_ways(cell) for cell in cells])
+            found = context.best(model, task, [_hash_choices(cell) for cell in cells])
         else:
-            found = shop.errors(model, task, [_with_tables(RECIPES[name].model.attention, cell) for cell in cells])
+            found = context.errors(model, task, [_with_tables(RECIPES[name].model.attention, cell) for cell in cells])
         by_row = [found[at : at + len(columns)] for at in range(0, len(found), len(columns))]
         maps[name] = [[error.mean for error in row] for row in by_row]
         corners[name] = found[0], min(found, key=lambda error: error.mean), found[-1]
         spreads = [[error.spread for error in row] for row in by_row]
         data[name] = {"first": list(rows), "second": list(columns), "errors": maps[name], "spreads": spreads}
-        heat_map(shop.folder / f"{name}.svg", f"Induction heads, {title}", rows, columns, maps[name])
+        heat_map(context.folder / f"{name}.svg", f"Induction heads, {title}", rows, columns, maps[name])
     paper, direct = maps["induction_paper"], maps["induction_direct"]
     wanted: list[tuple[str, Error, float | None]] = [
         ("paper's way at (32, 4)", corners["induction_paper"][0], 0.2),
@@ -204,41 +204,41 @@ def induction_heads(shop: Workshop) -> list[Finding]:
             at_most=0.0,
         )
     )
-    return shop.write("induction_heads", findings, data)
+    return context.write("induction_heads", findings, data)
 
 
-def betas(shop: Workshop) -> list[Finding]:
+def betas(context: ExperimentContext) -> list[Finding]:
     """The paper's way with β = 0.1, 1 and 10: the surrogate's own error, and hashed with the best z."""
     findings = []
     for way, best, tables in (("match2_paper", 0.1, (8,)), ("induction_paper", 1.0, (32, 4))):
         for beta in (0.1, 1.0, 10.0):
             name = way if beta == best else f"{way}_beta_{beta:g}"
-            model, task = shop.model(name), RECIPES[name].make_task()
-            (surrogate,) = shop.errors(model, task, [model.config.attention])
-            (hashed,) = shop.best(model, task, [_hashed_ways(tables)])
+            model, task = context.model(name), RECIPES[name].make_task()
+            (surrogate,) = context.errors(model, task, [model.config.attention])
+            (hashed,) = context.best(model, task, [_hash_choices(tables)])
             findings.append(Finding(f"{way}, β = {beta:g}: surrogate", surrogate.mean))
             findings.append(
                 Finding(f"{way}, β = {beta:g}: tables {':'.join(map(str, tables))}", hashed.mean, spread=hashed.spread)
             )
-    return shop.write("betas", findings, {one.what: one.measured for one in findings})
+    return context.write("betas", findings, {one.what: one.measured for one in findings})
 
 
-def k_hop(shop: Workshop) -> list[Finding]:
+def k_hop(context: ExperimentContext) -> list[Finding]:
     """k-hop with four layers of ANNA trained itself: the error over all tokens for k = 1 … 4 hops."""
     recipe = RECIPES["k_hop_direct"]
-    model, task = shop.model("k_hop_direct"), KHop(**recipe.task_options)
+    model, task = context.model("k_hop_direct"), KHop(**recipe.task_options)
     findings, data = [], {}
-    with shop.watch("measuring", task.hops) as advance:
+    with context.watch("measuring", task.hops) as advance:
         for hops in range(1, task.hops + 1):
-            held_out = task.sample(shop.profile.samples, (0, 2), split="test", hops=hops)
-            error = measure(model, task, draws=shop.profile.draws, data=held_out)
+            held_out = task.sample(context.profile.samples, (0, 2), split="test", hops=hops)
+            error = measure(model, task, draws=context.profile.draws, data=held_out)
             findings.append(Finding(f"k = {hops}", error.mean, at_most=0.05, spread=error.spread))
             data[str(hops)] = {"error": error.mean, "spread": error.spread}
             advance()
-    return shop.write("k_hop", findings, data)
+    return context.write("k_hop", findings, data)
 
 
-def ablations(shop: Workshop) -> list[Finding]:
+def ablations(context: ExperimentContext) -> list[Finding]:
     """Induction heads trained directly, with one thing changed at a time: the error hashed."""
     base = RECIPES["induction_direct"]
     learned = replace(base.model, positions="learned", rotary=(False, False))
@@ -256,33 +256,33 @@ def ablations(shop: Workshop) -> list[Finding]:
     }
     findings = []
     for name, recipe in variants.items():
-        model = shop.model("induction_direct" if recipe is base else "ablation " + name, recipe=recipe)
+        model = context.model("induction_direct" if recipe is base else "ablation " + name, recipe=recipe)
         cells = [_with_tables(recipe.model.attention, tables) for tables in ((32, 4), (96, 32))]
-        for cell, error in zip(("(32, 4)", "(96, 32)"), shop.errors(model, recipe.make_task(), cells), strict=True):
+        for cell, error in zip(("(32, 4)", "(96, 32)"), context.errors(model, recipe.make_task(), cells), strict=True):
             findings.append(Finding(f"{name}: {cell}", error.mean, spread=error.spread))
-    return shop.write("ablations", findings, {one.what: one.measured for one in findings})
+    return context.write("ablations", findings, {one.what: one.measured for one in findings})
 
 
-def recall(shop: Workshop) -> list[Finding]:
+def recall(context: ExperimentContext) -> list[Finding]:
     """Associative recall, trained at N = 256 and read at N = 256, 4,096 and 16,384: the share of right answers."""
     findings, data = [], {}
     for name in ("recall_anna", "recall_softmax", "recall_low_rank"):
-        model, recipe, lengths = shop.model(name), RECIPES[name], shop.profile.lengths
-        with shop.watch("measuring", len(lengths)) as advance:
+        model, recipe, lengths = context.model(name), RECIPES[name], context.profile.lengths
+        with context.watch("measuring", len(lengths)) as advance:
             for n in lengths:
                 # As many pairs a token as in training: a quarter of the tokens are keys.
                 task = AssociativeRecall(**(recipe.task_options | {"n": n, "pairs": n // 4}))
-                held_out = task.sample(max(1, min(shop.profile.samples, 64 * 256 // n)), (0, 2), split="test")
-                draws = shop.profile.draws if name == "recall_anna" else 1
+                held_out = task.sample(max(1, min(context.profile.samples, 64 * 256 // n)), (0, 2), split="test")
+                draws = context.profile.draws if name == "recall_anna" else 1
                 error = measure(model, task, draws=draws, data=held_out, batch=max(1, 4096 // n))
                 what = f"{name.removeprefix('recall_')}, accuracy at N = {n:,}"
                 findings.append(Finding(what, 1 - error.mean, spread=error.spread))
                 data[f"{name} {n}"] = {"accuracy": 1 - error.mean, "spread": error.spread}
                 advance()
-    return shop.write("recall", findings, data)
+    return context.write("recall", findings, data)
 
 
-EXPERIMENTS: dict[str, Callable[[Workshop], list[Finding]]] = {
+EXPERIMENTS: dict[str, Callable[[ExperimentContext], list[Finding]]] = {
     "match2_paper": match2_paper,
     "match2_direct": match2_direct,
     "induction_heads": induction_heads,
@@ -302,7 +302,7 @@ def _with_tables(attention: tuple[AttentionConfig, ...], tables: tuple[int, ...]
     return tuple(changed)
 
 
-def _hashed_ways(tables: tuple[int, ...]) -> list[tuple[AttentionConfig, ...]]:
+def _hash_choices(tables: tuple[int, ...]) -> list[tuple[AttentionConfig, ...]]:
     """ANNA with so many tables a layer, for every choice of z = 1 … 4 in each layer, as in the paper."""
     return [
         tuple(AnnaConfig("hyperplane", count, z) for count, z in zip(tables, hashes, strict=True))

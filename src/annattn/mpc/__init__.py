@@ -2,7 +2,6 @@
 
 from annattn.mpc import protocols
 from annattn.mpc.engines import ENGINES, Engine
-from annattn.mpc.lift import PerMachine
 from annattn.mpc.model import (
     Limits,
     Mail,
@@ -13,6 +12,7 @@ from annattn.mpc.model import (
     word_reals,
 )
 from annattn.mpc.partners import with_partners
+from annattn.mpc.per_machine import PerMachine
 from annattn.mpc.running import run
 from annattn.mpc.sharding import check_sharding
 from annattn.mpc.trace import RoundLoad, Trace

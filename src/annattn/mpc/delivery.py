@@ -15,7 +15,7 @@ __all__ = [
     "check_received",
     "check_sent",
     "deliver",
-    "deliver_all",
+    "deliver_and_free",
     "deliver_input",
     "finish_round",
     "have_mail",
@@ -148,20 +148,20 @@ def loads(round_: int, mail: Mail, limits: Limits) -> RoundLoad:
 def finish_round(round_: int, sent: list[Mail], senders: NDArray[np.bool_], limits: Limits) -> tuple[Mail, RoundLoad]:
     """Check the one mail in a list against every limit and deliver it; the load of the round comes with it.
 
-    The list is emptied, for the sake of memory: see `deliver_all`.
+    The list is emptied, for the sake of memory: see `deliver_and_free`.
     """
     check_sent(round_, sent[0], limits, senders)
     check_received(round_, sent[0], limits)
     load = loads(round_, sent[0], limits)
-    return deliver_all(sent, limits.machines), load
+    return deliver_and_free(sent, limits.machines), load
 
 
 def deliver(mail: Mail, machines: int) -> Mail:
     """The same records ordered by (dest, src), those of one sender to one receiver in the order they were sent."""
-    return deliver_all([mail], machines)
+    return deliver_and_free([mail], machines)
 
 
-def deliver_all(sent: list[Mail], machines: int) -> Mail:
+def deliver_and_free(sent: list[Mail], machines: int) -> Mail:
     """`deliver` for the one mail in a list, which is emptied: if nobody else holds the mail, half the memory does."""
     mail = sent.pop()
     if len(mail) == 0:

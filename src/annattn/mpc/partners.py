@@ -22,7 +22,7 @@ import numpy as np
 from annattn.mpc.delivery import check_received, check_sent
 from annattn.mpc.model import Mail, Numbers, Protocol, Words, whole
 from annattn.mpc.order import order_within
-from annattn.mpc.parts.stages import slots
+from annattn.mpc.parts.stages import index_within
 from annattn.seeds import scramble
 
 __all__ = ["PartneredProtocol", "with_partners"]
@@ -99,7 +99,7 @@ class PartneredProtocol(Protocol):
         order = np.lexsort([dest, at])
         at, words = at[order], words[order]
         start = scramble(at.astype(np.uint64), self.seed * 1_000_003 + round_) % np.uint64(self.base)
-        to = (slots(at) + start.astype(np.int64)) % self.base
+        to = (index_within(at) + start.astype(np.int64)) % self.base
         return Mail(self._with_digit(at, digit, to), at, words)
 
     def _correct(self, at: Numbers, dest: Numbers, words: Words, digit: int) -> Mail:
@@ -117,7 +117,7 @@ class PartneredProtocol(Protocol):
         """Each record with its header: destination, source and its number among the sender's records."""
         order = np.argsort(mail.src, kind="stable")
         mail = mail.take(order)
-        number = slots(mail.src).astype(np.uint64)
+        number = index_within(mail.src).astype(np.uint64)
         dest, src = mail.dest.astype(np.uint64), mail.src.astype(np.uint64)
         origin = (src << np.uint64(self.number_bits)) | number
         if self.header == 1:

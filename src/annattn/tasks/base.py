@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from annattn.checks import LARGEST_COUNT, require_count
 from annattn.errors import InputError
-from annattn.tasks.splits import SPLITS, check_split, fill, generator, split_index
+from annattn.tasks.splits import SPLITS, check_split, generator, rejection_sample, split_index
 
 __all__ = ["Batch", "Task"]
 
@@ -160,7 +160,9 @@ class Task(ABC):
     def _inputs(self, batch: int, seed: int | tuple[int, ...], split: str) -> NDArray[np.int64]:
         batch = require_count("batch", batch, least=0, most=LARGEST_COUNT, hint="pass batch=32")
         rng = generator(seed, split)
-        return fill(batch, lambda rows: self._draw(rows, rng), lambda x: self._in_split(x, split), f"split {split!r}")
+        return rejection_sample(
+            batch, lambda rows: self._draw(rows, rng), lambda x: self._in_split(x, split), f"split {split!r}"
+        )
 
     @final
     def _in_split(self, x: NDArray[np.int64], split: str) -> NDArray[np.bool_]:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from annattn.checks import LARGEST_COUNT, require_count
 from annattn.tasks.base import Batch, Task
 from annattn.tasks.distinct import draw_distinct
-from annattn.tasks.splits import HELD_OUT_SHARE, fill, fingerprint, generator
+from annattn.tasks.splits import HELD_OUT_SHARE, fingerprint, generator, rejection_sample
 
 __all__ = ["Match2"]
 
@@ -194,8 +194,10 @@ class Match2(Task):
 
         what = f"bin {b} of split {split!r}"
         if b in _common_bins(self):
-            return fill(count, lambda rows: self._draw(rows, rng), keep, what, rarest=_RARE * HELD_OUT_SHARE)
-        return fill(count, lambda rows: self._build(rows, b, rng), keep, what)
+            return rejection_sample(
+                count, lambda rows: self._draw(rows, rng), keep, what, rarest=_RARE * HELD_OUT_SHARE
+            )
+        return rejection_sample(count, lambda rows: self._build(rows, b, rng), keep, what)
 
     def _build(self, rows: int, b: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Build sequences of bin b: ones from complete pairs and self-matching tokens, zeros from half pairs."""

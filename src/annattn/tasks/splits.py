@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from annattn.errors import InputError
 from annattn.seeds import splitmix64
 
-__all__ = ["HELD_OUT_SHARE", "SPLITS", "check_split", "fill", "fingerprint", "generator", "split_index"]
+__all__ = ["HELD_OUT_SHARE", "SPLITS", "check_split", "fingerprint", "generator", "rejection_sample", "split_index"]
 
 SPLITS: dict[str, int] = {"train": 12, "validation": 2, "test": 2}
 """Sixteenths of the space of sequences; two held-out parts, to choose a recipe on one and report it on the other."""
@@ -82,7 +82,7 @@ def generator(seed: int | tuple[int, ...], split: str) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(words[0], spawn_key=(check_split(split), *words[1:])))
 
 
-def fill(
+def rejection_sample(
     count: int,
     draw: Callable[[int], NDArray[np.int64]],
     keep: Callable[[NDArray[np.int64]], NDArray[np.bool_]],
@@ -93,7 +93,8 @@ def fill(
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
-    >>> fill(3, lambda rows: rng.integers(9, size=(rows, 2)), lambda x: x[:, 0] > x[:, 1], "falling pairs").shape
+    >>> draw, falls = lambda rows: rng.integers(9, size=(rows, 2)), lambda x: x[:, 0] > x[:, 1]
+    >>> rejection_sample(3, draw, falls, "falling pairs").shape
     (3, 2)
     """
     kept = [draw(0)]

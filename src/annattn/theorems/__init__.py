@@ -1,4 +1,4 @@
-"""The paper's theorems, one a file: each builds what its theorem promises, runs it and compares it with its bound."""
+"""The paper's theorems, one per file: build what is promised, run it, and compare it with its bound."""
 
 from annattn.theorems import (
     anna_simulates_low_rank,

@@ -19,7 +19,7 @@ from annattn.compiler.to_protocol import TransformerProtocol
 from annattn.mpc import with_partners
 from annattn.mpc.model import Words, word_reals
 from annattn.theorems.integers import integer_rows, integer_transformer
-from annattn.theorems.simulation import Promise, few_partners_width, simulate
+from annattn.theorems.simulation import PredictedSizes, few_partners_width, simulate
 from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exponent, silent
 
 __all__ = ["row"]
@@ -27,7 +27,7 @@ __all__ = ["row"]
 EPSILON, EPSILON_PRIME, MEMORY, RHO = 1 / 3, 5 / 6, 1 / 2, 1 / 12
 ROOM, DEPTH = 8, 4
 WIDTH_LIMIT = "12(k+1)⁴(48·N^(1/2)+518)·ln((k+1)N^(2/3))"
-BUILT = [w**6 for w in range(2, 13)]
+PLANNED = [w**6 for w in range(2, 13)]
 CASES = {"tiny": {64: 1}, "quick": {64: 12, 729: 1}, "full": {64: 60, 729: 6}}
 
 
@@ -71,30 +71,30 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
                     bounds.append(
                         at_most("layers, any partners", model.sizes.layers, 2 * DEPTH * layers + 2, "8L + 2", at)
                     )
-    promises = {}
-    for n in BUILT:
+    predictions = {}
+    for n in PLANNED:
         protocol, k, at = as_protocol(low_rank(n, 2, seed=0), n), _partners(n), f"N = {n:,}, L = 2"
-        free, promises[n] = Promise.of(protocol), Promise.of(with_partners(protocol, k))
+        free, predictions[n] = PredictedSizes.of(protocol), PredictedSizes.of(with_partners(protocol, k))
         hops = 2 * math.ceil(2 / 3 / RHO) - 1
         width = few_partners_width(k, ROOM * n**MEMORY, digits=8, machines=n ** (2 / 3))
         bounds += [
             at_most("layers, any partners", free.layers, 4 * DEPTH + 2, "8L + 2", at),
-            at_most("layers, few partners", promises[n].layers, (4 * DEPTH + 1) * hops + 1, "(8L+1)(2·8−1)+1", at),
-            at_most("heads, few partners", promises[n].heads, 3 * n**RHO, "3·N^ρ ≤ 3·N^((ε'−ε)/4)", at),
-            at_most("value width, few partners", promises[n].lemma, width, WIDTH_LIMIT, at),
+            at_most("layers, few partners", predictions[n].layers, (4 * DEPTH + 1) * hops + 1, "(8L+1)(2·8−1)+1", at),
+            at_most("heads, few partners", predictions[n].heads, 3 * n**RHO, "3·N^ρ ≤ 3·N^((ε'−ε)/4)", at),
+            at_most("value width, few partners", predictions[n].lemma_width, width, WIDTH_LIMIT, at),
         ]
-    widths = [promise.lemma / math.log(n) for n, promise in promises.items()]
-    heads = [promise.heads for promise in promises.values()]
+    widths = [predicted.lemma_width / math.log(n) for n, predicted in predictions.items()]
+    heads = [predicted.heads for predicted in predictions.values()]
     return trials.verdict(
         "ANNA simulates low-rank attention",
         "random low-rank transformers of 1 to 3 layers, r = m = N^(1/6), to protocols with s = 8·N^(1/2), to "
         "ANNA-transformers with any and with N^(1/12) partners",
         sizes=list(CASES[effort]),
-        planned=BUILT,
+        planned=PLANNED,
         bounds=bounds,
         exponents=[
-            exponent("heads, few partners", BUILT, heads, (EPSILON_PRIME - EPSILON) / 4, "(ε'−ε)/4"),
-            exponent("value width/ln N, few partners", BUILT, widths, EPSILON_PRIME, "ε'"),
+            exponent("heads, few partners", PLANNED, heads, (EPSILON_PRIME - EPSILON) / 4, "(ε'−ε)/4"),
+            exponent("value width/ln N, few partners", PLANNED, widths, EPSILON_PRIME, "ε'"),
         ],
     )
 

@@ -15,14 +15,14 @@ from annattn.mpc import Protocol
 from annattn.mpc.model import Words
 from annattn.mpc.protocols import Broadcast, Connectivity, PrefixSum, Problem, Sort, Sum, ThreeSum
 from annattn.theorems.exchange import Exchange
-from annattn.theorems.simulation import Promise, simulate
+from annattn.theorems.simulation import PredictedSizes, simulate
 from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exactly, exponent, silent
 
 __all__ = ["row"]
 
 EPSILON = 1 / 6
 ROUNDS = 3
-BUILT = [s**6 for s in range(2, 17)]
+PLANNED = [s**6 for s in range(2, 17)]
 CASES = {"tiny": {64: 2}, "quick": {64: 10, 729: 3, 4096: 1}, "full": {64: 100, 729: 20, 4096: 5, 15_625: 1}}
 
 
@@ -54,29 +54,31 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
         progress(f"{type(problem).__name__}, N = {problem.n}")
         simulate(trials, problem, _inputs(problem, 1), truth=problem.oracle)
         simulate(trials, problem, _inputs(problem, 1), attention="anna", truth=problem.oracle)
-    promises = {n: Promise.of(exchange(n)) for n in BUILT}
-    for n, promise in promises.items():
+    predictions = {n: PredictedSizes.of(exchange(n)) for n in PLANNED}
+    for n, predicted in predictions.items():
         s, at = round(n**EPSILON), f"N = {n:,}"
         bounds += [
-            exactly("layers", promise.layers, ROUNDS + 1, "R + 1", at),
-            at_most("heads", promise.heads, s, "N^ε", at),
-            at_most("query and key width", promise.queries, math.log2(n) + 2, "log2 N + 2", at),
-            at_most("value width", promise.lemma, 50 * s**5 * math.log(n), "50·N^(5ε)·ln N", at),
+            exactly("layers", predicted.layers, ROUNDS + 1, "R + 1", at),
+            at_most("heads", predicted.heads, s, "N^ε", at),
+            at_most("query and key width", predicted.query_width, math.log2(n) + 2, "log2 N + 2", at),
+            at_most("value width", predicted.lemma_width, 50 * s**5 * math.log(n), "50·N^(5ε)·ln N", at),
         ]
-        notes.append(f"N = {n:,}: values {promise.lemma:,} wide by the lemma, {promise.practical:,} as run")
+        notes.append(
+            f"N = {n:,}: values {predicted.lemma_width:,} wide by the lemma, {predicted.practical_width:,} as run"
+        )
     for n in (2**8, 2**14, 2**20, 2**26):
-        layers = Promise.of(ThreeSum(n, round(7 * n**0.5))).layers
+        layers = PredictedSizes.of(ThreeSum(n, round(7 * n**0.5))).layers
         bounds.append(at_most("layers for 3-SUM, s = 7·N^(1/2)", layers, 24, "24", f"N = {n:,}"))
-    widths = [promise.lemma / math.log(n) for n, promise in promises.items()]
+    widths = [predicted.lemma_width / math.log(n) for n, predicted in predictions.items()]
     return trials.verdict(
         "EMA and ANNA simulate MPC",
         f"N machines of s = N^(1/6) words that all send s messages in each of {ROUNDS} rounds; Sum, Sort, … besides",
         sizes=list(CASES[effort]),
-        planned=BUILT,
+        planned=PLANNED,
         bounds=bounds,
         exponents=[
-            exponent("heads", BUILT, [promise.heads for promise in promises.values()], EPSILON + 1e-6, "ε"),
-            exponent("value width/ln N", BUILT, widths, 5 * EPSILON, "5ε"),
+            exponent("heads", PLANNED, [predicted.heads for predicted in predictions.values()], EPSILON + 1e-6, "ε"),
+            exponent("value width/ln N", PLANNED, widths, 5 * EPSILON, "5ε"),
         ],
         notes=notes[::7],
     )

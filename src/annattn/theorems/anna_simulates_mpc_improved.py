@@ -12,14 +12,14 @@ import numpy as np
 
 from annattn.mpc import with_partners
 from annattn.theorems.exchange import Exchange
-from annattn.theorems.simulation import Promise, few_partners_width, simulate
+from annattn.theorems.simulation import PredictedSizes, few_partners_width, simulate
 from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exponent, silent
 
 __all__ = ["row"]
 
 EPSILON, RHO = 3 / 8, 1 / 8
 ROUNDS = 2
-BUILT = [k**8 for k in range(2, 13)]
+PLANNED = [k**8 for k in range(2, 13)]
 CASES = {"tiny": {256: (1, 0)}, "quick": {256: (3, 3)}, "full": {256: (15, 15), 1024: (3, 3)}}
 
 
@@ -45,29 +45,34 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
                 progress(f"N = {n:,} on {attention.upper()}, {seed + 1} of {count}")
                 words = [exchange(n).sample(np.random.default_rng(seed))]
                 simulate(trials, exchange(n, seed), words, attention=attention, partners=_partners(n))
-    promises = {n: Promise.of(with_partners(exchange(n), _partners(n))) for n in BUILT}
-    for n, promise in promises.items():
+    predictions = {n: PredictedSizes.of(with_partners(exchange(n), _partners(n))) for n in PLANNED}
+    for n, predicted in predictions.items():
         at, k = f"N = {n:,}", _partners(n)
         limit = few_partners_width(k, n**EPSILON, digits=1 / RHO, machines=n)
         bounds += [
-            at_most("layers", promise.layers, (2 / RHO - 1) * ROUNDS + 1, "(2/ρ − 1)·R + 1", at),
-            at_most("heads", promise.heads, k + 1, "N^((ε'−ε)/4) + 1", at),
-            at_most("query and key width", promise.queries, math.log2(n * (k + 1)) + 2, "log2(N^(1+ρ) + N) + 2", at),
-            at_most("value width", promise.lemma, limit, "12(N^ρ+1)⁴(6N^ε+64/ρ+6)·ln(N^(1+ρ)+N)", at),
+            at_most("layers", predicted.layers, (2 / RHO - 1) * ROUNDS + 1, "(2/ρ − 1)·R + 1", at),
+            at_most("heads", predicted.heads, k + 1, "N^((ε'−ε)/4) + 1", at),
+            at_most(
+                "query and key width", predicted.query_width, math.log2(n * (k + 1)) + 2, "log2(N^(1+ρ) + N) + 2", at
+            ),
+            at_most("value width", predicted.lemma_width, limit, "12(N^ρ+1)⁴(6N^ε+64/ρ+6)·ln(N^(1+ρ)+N)", at),
         ]
-    largest = promises[BUILT[-1]]
-    widths = [promise.lemma / math.log(n) for n, promise in promises.items()]
+    largest = predictions[PLANNED[-1]]
+    widths = [predicted.lemma_width / math.log(n) for n, predicted in predictions.items()]
     return trials.verdict(
         "EMA and ANNA simulate MPC with improved embedding dimension",
         f"N machines of s = N^(3/8) words, N^(1/8) partners, ε' = ε + 4ρ = 7/8; {ROUNDS} rounds of s messages each",
         sizes=list(CASES[effort]),
-        planned=BUILT,
+        planned=PLANNED,
         bounds=bounds,
         exponents=[
-            exponent("heads", BUILT, [promise.heads for promise in promises.values()], RHO, "(ε'−ε)/4"),
-            exponent("value width/ln N", BUILT, widths, EPSILON + 4 * RHO, "ε'"),
+            exponent("heads", PLANNED, [predicted.heads for predicted in predictions.values()], RHO, "(ε'−ε)/4"),
+            exponent("value width/ln N", PLANNED, widths, EPSILON + 4 * RHO, "ε'"),
         ],
-        notes=[f"N = {BUILT[-1]:,}: values {largest.lemma:,} wide by the lemma, {largest.practical:,} in practice"],
+        notes=[
+            f"N = {PLANNED[-1]:,}: values {largest.lemma_width:,} wide by the lemma, "
+            f"{largest.practical_width:,} in practice"
+        ],
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from annattn.mpc import Limits, Mail, Protocol
 from annattn.mpc.model import Numbers, Words
-from annattn.mpc.parts.stages import slots
+from annattn.mpc.parts.stages import index_within
 from annattn.seeds import scramble
 
 __all__ = ["Exchange"]
@@ -36,7 +36,7 @@ class Exchange(Protocol):
         total = np.zeros(self.n, np.uint64)
         np.add.at(total, mail.dest, mail.words[:, 0])
         words = scramble(mail.words[:, 0] + np.uint64(3) * total[mail.dest], self.seed + 31 * round)
-        place = slots(mail.dest)
+        place = index_within(mail.dest)
         dest = np.empty_like(mail.dest)
         for h in range(int(place.max(initial=-1)) + 1):
             at = place == h

@@ -12,7 +12,7 @@ import numpy as np
 from annattn.mpc import with_partners
 from annattn.mpc.model import Words
 from annattn.mpc.protocols import InductionHead
-from annattn.theorems.simulation import Promise, few_partners_width, simulate
+from annattn.theorems.simulation import PredictedSizes, few_partners_width, simulate
 from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exactly, exponent, silent
 
 __all__ = [
@@ -34,7 +34,7 @@ RHO = (EPSILON_PRIME - EPSILON) / 4
 HOPS = 2 * math.ceil((1 - EPSILON) / RHO) - 1
 """Rounds that one round becomes with so few partners, at most, whatever N."""
 WIDTH_LIMIT = "12(k+1)⁴(36·N^ε+64⌈(1−ε)/ρ⌉+6)·ln((k+1)N^(1/3))"
-BUILT = [2**e for e in range(6, 37, 3)]
+PLANNED = [2**e for e in range(6, 37, 3)]
 CASES = {"tiny": {64: 1}, "quick": {64: 10, 256: 4}, "full": {64: 60, 256: 20, 1024: 4}}
 
 
@@ -105,26 +105,26 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
             for attention in ("ema", "anna"):
                 progress(f"N = {n:,} on {attention.upper()}, {few or 'any number of'} partners")
                 simulate(trials, protocol, words_of(n, count), attention=attention, partners=few, truth=letters_after)
-    free = {n: Promise.of(InductionHead(n, memory(n))) for n in BUILT}
-    few = {n: Promise.of(with_partners(InductionHead(n, memory(n)), partners(n))) for n in BUILT}
-    for n in BUILT:
+    free = {n: PredictedSizes.of(InductionHead(n, memory(n))) for n in PLANNED}
+    few = {n: PredictedSizes.of(with_partners(InductionHead(n, memory(n)), partners(n))) for n in PLANNED}
+    for n in PLANNED:
         at, share = f"N = {n:,}", n**RHO
         bounds += [
             exactly("layers, any partners", free[n].layers, 8, "8", at),
             at_most("layers, few partners", few[n].layers, 7 * HOPS + 1, "7·(2⌈(1−ε)/ρ⌉−1)+1", at),
             at_most("heads, few partners", few[n].heads, 3 * share, "3·N^((ε'−ε)/4)", at),
-            at_most("value width, few partners", few[n].lemma, width_limit(n), WIDTH_LIMIT, at),
+            at_most("value width, few partners", few[n].lemma_width, width_limit(n), WIDTH_LIMIT, at),
         ]
-    widths = [promise.lemma / math.log(n) for n, promise in few.items()]
+    widths = [predicted.lemma_width / math.log(n) for n, predicted in few.items()]
     return trials.verdict(
         "ANNA-transformers solve induction heads",
         "InductionHead with s = 6·N^(2/3), any partners and N^ρ; ε' = 0.9, ρ = (ε'−ε)/4",
         sizes=list(CASES[effort]),
-        planned=BUILT,
+        planned=PLANNED,
         bounds=bounds,
         exponents=[
-            exponent("layers, any partners", BUILT, [promise.layers for promise in free.values()], 0, "0"),
-            exponent("heads, few partners", BUILT, [promise.heads for promise in few.values()], RHO, "(ε'−ε)/4"),
-            exponent("value width/ln N, few partners", BUILT, widths, EPSILON_PRIME, "ε'"),
+            exponent("layers, any partners", PLANNED, [predicted.layers for predicted in free.values()], 0, "0"),
+            exponent("heads, few partners", PLANNED, [predicted.heads for predicted in few.values()], RHO, "(ε'−ε)/4"),
+            exponent("value width/ln N, few partners", PLANNED, widths, EPSILON_PRIME, "ε'"),
         ],
     )

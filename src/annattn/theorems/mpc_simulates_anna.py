@@ -27,7 +27,7 @@ from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most,
 __all__ = ["row"]
 
 RADIUS, APPROXIMATION, ROOM = 0.1, 12.0, 96
-BUILT = [(2 * m) ** 4 for m in range(2, 13)]
+PLANNED = [(2 * m) ** 4 for m in range(2, 13)]
 CASES = {"tiny": {256: 1}, "quick": {256: 4, 1296: 1}, "full": {256: 30, 1296: 8, 4096: 1}}
 
 
@@ -67,7 +67,7 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
             run_both(trials, transformer, protocol, seed)
             limit = ROUNDS * layers / (EPSILON_PRIME - EPSILON)
             bounds.append(at_most("rounds", protocol.rounds, limit, "12·L/(ε'−ε)", f"N = {n:,}, L = {layers}"))
-    for n in BUILT:
+    for n in PLANNED:
         progress(f"building, N = {n:,}")
         protocol, tables = as_protocol(anna(n, 2, seed=0), n, ROOM), hasher(n, seed=0).tables
         machines.append(protocol.limits.machines)
@@ -78,15 +78,15 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
         bounds.append(at_most("machines", machines[-1], limit, "ℓ·N^(1+ε−ε')", at))
         notes.append(f"N = {n:,}: ℓ = {tables}, {machines[-1]:,} machines")
     quality = Hyperplane(8).quality(RADIUS, APPROXIMATION)
-    per_log = [count / math.log(n) for count, n in zip(machines, BUILT, strict=True)]
+    per_log = [count / math.log(n) for count, n in zip(machines, PLANNED, strict=True)]
     limit = 1 + EPSILON - EPSILON_PRIME + 3 * quality
     return trials.verdict(
         "MPC simulates ANNA",
         f"random transformers of 1 or 2 layers, {HEADS} heads, mH = N^{EPSILON:g}, c = {APPROXIMATION:g}, "
         f"ρ = {quality:.3f}, to protocols with s = {ROOM}·N^{EPSILON_PRIME:g}",
         sizes=list(CASES[effort]),
-        planned=BUILT,
+        planned=PLANNED,
         bounds=bounds,
-        exponents=[exponent("machines/ln N", BUILT, per_log, limit, "1+ε−ε'+3ρ")],
+        exponents=[exponent("machines/ln N", PLANNED, per_log, limit, "1+ε−ε'+3ρ")],
         notes=notes[:: len(notes) - 1],
     )

@@ -18,7 +18,7 @@ __all__ = ["EPSILON", "EPSILON_PRIME", "HEADS", "ROUNDS", "as_protocol", "head_w
 
 EPSILON, EPSILON_PRIME, HEADS = 0.25, 0.75, 2
 ROOM, ROUNDS = 48, 12
-BUILT = [(2 * m) ** 4 for m in range(2, 17)]
+PLANNED = [(2 * m) ** 4 for m in range(2, 17)]
 CASES = {"tiny": {256: 1}, "quick": {256: 10, 1296: 5, 4096: 3}, "full": {256: 100, 1296: 40, 4096: 20, 20_736: 5}}
 
 
@@ -79,7 +79,7 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
             limit = ROUNDS * layers / (EPSILON_PRIME - EPSILON)
             bounds.append(at_most("rounds", protocol.rounds, limit, "12·L/(ε'−ε)", f"N = {n:,}, L = {layers}"))
     machines = []
-    for n in BUILT:
+    for n in PLANNED:
         protocol = as_protocol(ema(n, 2, seed=0), n, ROOM)
         machines.append(protocol.limits.machines)
         at, limit = f"N = {n:,}", n ** (1 + EPSILON - EPSILON_PRIME)
@@ -92,7 +92,7 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
         f"random transformers of 1 to 3 layers, {HEADS} heads, mH = N^{EPSILON:g}, to protocols with s = "
         f"{ROOM}·N^{EPSILON_PRIME:g}",
         sizes=list(CASES[effort]),
-        planned=BUILT,
+        planned=PLANNED,
         bounds=bounds,
-        exponents=[exponent("machines", BUILT, machines, 1 + EPSILON - EPSILON_PRIME, "1+ε−ε'")],
+        exponents=[exponent("machines", PLANNED, machines, 1 + EPSILON - EPSILON_PRIME, "1+ε−ε'")],
     )

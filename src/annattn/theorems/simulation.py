@@ -10,41 +10,41 @@ import numpy as np
 from annattn.compiler import CompiledProtocol, to_transformer, value_widths
 from annattn.compiler.identifiers import Identifiers
 from annattn.compiler.init import init_width
-from annattn.compiler.to_transformer import senders_a_head
+from annattn.compiler.to_transformer import senders_per_head
 from annattn.mpc import Protocol, run
 from annattn.mpc.model import Words
 from annattn.theorems.verdict import Trials
 
-__all__ = ["Promise", "few_partners_width", "simulate"]
+__all__ = ["PredictedSizes", "few_partners_width", "simulate"]
 
 
 @dataclass(frozen=True)
-class Promise:
-    """The sizes of a compiled protocol by formula, without building it: `lemma` and `practical` are value widths.
+class PredictedSizes:
+    """The sizes of a compiled protocol by formula, without building it; the last two widths are those of values.
 
     >>> from annattn.mpc.protocols import Sum
-    >>> Promise.of(Sum(n=9, memory_words=3))
-    Promise(layers=3, heads=3, queries=3, lemma=12816, practical=36, machines=3)
+    >>> PredictedSizes.of(Sum(n=9, memory_words=3))
+    PredictedSizes(layers=3, heads=3, query_width=3, lemma_width=12816, practical_width=36, machines=3)
     """
 
     layers: int
     heads: int
-    queries: int
-    lemma: int
-    practical: int
+    query_width: int
+    lemma_width: int
+    practical_width: int
     machines: int
 
     @classmethod
-    def of(cls, protocol: Protocol) -> "Promise":
+    def of(cls, protocol: Protocol) -> "PredictedSizes":
         """For a protocol that is compiled as it is; pass what `with_partners` gives for the improved theorem."""
         limits = protocol.limits
         widths = value_widths(limits)
         return cls(
             layers=protocol.rounds + 1,
-            heads=senders_a_head(limits),
-            queries=Identifiers(limits.machines).width,
-            lemma=widths.lemma,
-            practical=widths.built,
+            heads=senders_per_head(limits),
+            query_width=Identifiers(limits.machines).width,
+            lemma_width=widths.lemma,
+            practical_width=widths.built,
             machines=limits.machines,
         )
 
@@ -73,7 +73,7 @@ def simulate(
 ) -> CompiledProtocol:
     """Compile, run on every input and compare with the truth, which is the protocol's own run unless given.
 
-    A size that is not as promised counts as a wrong answer.
+    A size that is not as predicted counts as a wrong answer.
 
     >>> from annattn.mpc.protocols import Sum
     >>> trials = Trials()
@@ -82,14 +82,14 @@ def simulate(
     (1, 3)
     """
     model = to_transformer(protocol, attention, partners, mode, example=inputs[0])
-    promise, sizes = Promise.of(model.protocol), model.sizes
-    width = promise.lemma if mode == "theorem" else promise.practical
-    as_promised = (sizes.layers, sizes.heads, sizes.query_width) == (
-        promise.layers,
-        promise.heads,
-        promise.queries,
+    predicted, sizes = PredictedSizes.of(model.protocol), model.sizes
+    width = predicted.lemma_width if mode == "theorem" else predicted.practical_width
+    as_predicted = (sizes.layers, sizes.heads, sizes.query_width) == (
+        predicted.layers,
+        predicted.heads,
+        predicted.query_width,
     ) and sizes.value_width == max(width, init_width(model.rows))
     for words in inputs:
         expected = run(protocol, words).output if truth is None else truth(words)
-        trials.add(as_promised and np.array_equal(model.run(words), expected))
+        trials.add(as_predicted and np.array_equal(model.run(words), expected))
     return model

@@ -23,7 +23,7 @@ import numpy as np
 from annattn.errors import InputError
 from annattn.mpc.model import Mail, Numbers
 from annattn.mpc.order import order_within
-from annattn.mpc.parts.stages import slots
+from annattn.mpc.parts.stages import index_within
 
 __all__ = ["LEVELS", "Columnsort", "can_sort", "in_order", "plan_sort"]
 
@@ -60,7 +60,7 @@ class Columnsort:
         no particular order: `in_order` puts them right.
         """
         mail = in_order(mail, keys)
-        position = self.moved(i, mail.dest * self.rows + slots(mail.dest))
+        position = self.moved(i, mail.dest * self.rows + index_within(mail.dest))
         return Mail(position // self.rows, mail.dest, mail.words)
 
     def moved(self, i: int, position: Numbers) -> Numbers:

@@ -8,7 +8,7 @@ import numpy as np
 from annattn.mpc.model import Mail, Numbers, Words, real_words, word_reals
 from annattn.mpc.parts.tree import Summary
 
-__all__ = ["Heads", "Runs", "Sums", "run_starts"]
+__all__ = ["FirstRecords", "RunSummary", "RunSums", "run_starts"]
 
 
 def run_starts(mail: Mail, keys: Sequence[int]) -> tuple[Numbers, Numbers]:
@@ -25,7 +25,7 @@ def run_starts(mail: Mail, keys: Sequence[int]) -> tuple[Numbers, Numbers]:
     return np.flatnonzero(new), np.cumsum(new) - 1
 
 
-class Runs(Summary):
+class RunSummary(Summary):
     """The last run of a machine: (1, the run's key, what is known of it), for records sorted by their keys."""
 
     def __init__(self, keys: Sequence[int], body: int) -> None:
@@ -72,7 +72,7 @@ class Runs(Summary):
         return bodies[run]
 
 
-class Heads(Runs):
+class FirstRecords(RunSummary):
     """The first record of each run, without its key."""
 
     def __init__(self, keys: Sequence[int], columns: Sequence[int]) -> None:
@@ -84,11 +84,11 @@ class Heads(Runs):
         return mail.words[starts][:, self.columns]
 
     def merge(self, left: Words, right: Words) -> Words:
-        """The earlier head."""
+        """The earlier record."""
         return left
 
 
-class Sums(Runs):
+class RunSums(RunSummary):
     """The sums of real columns over each run, added up from left to right in float64."""
 
     def __init__(self, keys: Sequence[int], columns: slice) -> None:

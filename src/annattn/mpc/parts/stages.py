@@ -7,7 +7,7 @@ import numpy as np
 
 from annattn.mpc.model import Mail, Numbers, Protocol, Words
 
-__all__ = ["Stage", "Staged", "Step", "fold", "join_mail", "least_memory", "slots", "to_self", "unfold"]
+__all__ = ["Stage", "Staged", "Step", "fold", "index_within", "join_mail", "least_memory", "to_self", "unfold"]
 
 Step = Callable[[int, Mail], Mail]
 
@@ -39,10 +39,10 @@ class Staged(Protocol):
         raise IndexError(f"round {round} of {self.rounds}")
 
 
-def slots(machine: Numbers) -> Numbers:
+def index_within(machine: Numbers) -> Numbers:
     """For delivered mail, the number of each record in its machine's inbox.
 
-    >>> slots(np.array([0, 0, 4, 4, 4]))
+    >>> index_within(np.array([0, 0, 4, 4, 4]))
     array([0, 1, 0, 1, 2])
     """
     if len(machine) == 0:

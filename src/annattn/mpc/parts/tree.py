@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from annattn.mpc.model import Mail, Numbers, Words
-from annattn.mpc.parts.stages import fold, join_mail, slots, unfold
+from annattn.mpc.parts.stages import fold, index_within, join_mail, unfold
 
-__all__ = ["Combine", "Scan", "Summary", "Tree", "exclusive_scan", "reduce_groups"]
+__all__ = ["Combine", "Scan", "Summary", "Tree", "exclusive_scan", "reduce_groups", "tree_depth", "tree_rounds"]
 
 Combine = Callable[[Words, Words], Words]
 """Two arrays of summaries, the left ones earlier, to the array of their combinations; must be associative."""
@@ -125,7 +125,7 @@ class Scan:
         if down:
             before = unfold(held.take(from_above).words, self.length) if above is not None else None
             carried = exclusive_scan(child_of, summaries, combine, before)
-            children = (child_of - tree.first(depth)) * tree.arity + slots(child_of) + tree.first(depth - 1)
+            children = (child_of - tree.first(depth)) * tree.arity + index_within(child_of) + tree.first(depth - 1)
             parts.append(self._send(child_of, children, carried))
         elif i < 2 * top - depth:
             parts.append(Mail(own.dest, own.dest, own.words))
@@ -152,7 +152,7 @@ def reduce_groups(group: Numbers, rows: Words, combine: Combine) -> tuple[Number
     >>> reduce_groups(np.array([3, 3, 5]), np.array([[1], [2], [4]], dtype=np.uint64), add)
     (array([3, 5]), array([[3], [4]], dtype=uint64))
     """
-    slot = slots(group)
+    slot = index_within(group)
     first = np.flatnonzero(slot == 0)
     total = rows[first].copy()
     index = np.cumsum(slot == 0) - 1
@@ -169,7 +169,7 @@ def exclusive_scan(group: Numbers, rows: Words, combine: Combine, before: Words 
     >>> exclusive_scan(np.array([3, 3, 5]), np.array([[1], [2], [4]], dtype=np.uint64), add).ravel()
     array([0, 1, 0], dtype=uint64)
     """
-    slot = slots(group)
+    slot = index_within(group)
     index = np.cumsum(slot == 0) - 1
     groups = int(index[-1]) + 1 if len(index) else 0
     so_far = np.zeros((groups, rows.shape[1]), np.uint64) if before is None else before.copy()
@@ -188,3 +188,24 @@ def _by_slot(slot: Numbers) -> Iterator[tuple[int, Numbers]]:
     for position, end in enumerate(ends):
         yield position, order[start:end]
         start = int(end)
+
+
+def tree_rounds(n: int, arity: int) -> int:
+    """max(1, ⌈log_a n⌉), in integers.
+
+    >>> tree_rounds(16, 4), tree_rounds(17, 4)
+    (2, 3)
+    """
+    return max(1, tree_depth(n, arity))
+
+
+def tree_depth(leaves: int, arity: int) -> int:
+    """⌈log_a leaves⌉, in integers.
+
+    >>> tree_depth(1, 4), tree_depth(16, 4), tree_depth(17, 4)
+    (0, 2, 3)
+    """
+    depth, reach = 0, 1
+    while reach < leaves:
+        depth, reach = depth + 1, reach * arity
+    return depth

@@ -6,8 +6,8 @@ import numpy as np
 
 from annattn.mpc.model import Limits, Mail, Words
 from annattn.mpc.parts.stages import Stage
+from annattn.mpc.parts.tree import tree_rounds
 from annattn.mpc.protocols.problem import Problem, random_words
-from annattn.mpc.protocols.sums import tree_rounds
 
 __all__ = ["Broadcast"]
 

@@ -20,10 +20,10 @@ from annattn.errors import InputError
 from annattn.mpc.model import Limits, Mail, Words, real_words, spread, word_reals
 from annattn.mpc.order import order_within
 from annattn.mpc.parts.match import Match
-from annattn.mpc.parts.runs import Sums
-from annattn.mpc.parts.stages import Stage, join_mail, slots
+from annattn.mpc.parts.runs import RunSums
+from annattn.mpc.parts.stages import Stage, index_within, join_mail
+from annattn.mpc.parts.tree import tree_depth
 from annattn.mpc.protocols.problem import Problem
-from annattn.mpc.protocols.sums import tree_depth
 
 __all__ = ["CollisionAttention", "as_reals"]
 
@@ -48,7 +48,7 @@ class CollisionAttention(Problem):
         self.input_width = self.row_words
         bucket, values = self.bucket_words, self.value_dim
         width = _record(bucket, values)
-        self.sums = Sums(keys=range(bucket), columns=slice(bucket + 1, width))
+        self.sums = RunSums(keys=range(bucket), columns=slice(bucket + 1, width))
         self.match = Match(
             n=2 * self.tables * n,
             width=width,
@@ -85,7 +85,7 @@ class CollisionAttention(Problem):
 
     def _deal(self, i: int, mail: Mail) -> Mail:
         queries, keys, has_query, has_key = self._buckets(mail.words)
-        place = mail.dest * self.held + slots(mail.dest)
+        place = mail.dest * self.held + index_within(mail.dest)
         value = np.zeros((len(mail), self.value_dim + 1), np.uint64)
         parts = []
         for side, buckets, present in ((0, keys, has_key), (1, queries, has_query)):

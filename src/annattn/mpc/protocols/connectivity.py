@@ -9,10 +9,10 @@ from annattn.errors import AnnattnError, InputError
 from annattn.mpc.model import Limits, Mail, Words, spread, whole
 from annattn.mpc.order import order_within
 from annattn.mpc.parts.match import Match
-from annattn.mpc.parts.runs import Heads
-from annattn.mpc.parts.stages import Stage, slots
+from annattn.mpc.parts.runs import FirstRecords
+from annattn.mpc.parts.stages import Stage, index_within
+from annattn.mpc.parts.tree import tree_depth
 from annattn.mpc.protocols.problem import Problem
-from annattn.mpc.protocols.sums import tree_depth
 from annattn.seeds import scramble
 
 __all__ = ["Connectivity"]
@@ -40,7 +40,7 @@ class Connectivity(Problem):
 
     input_width = 2
     bound = "O(log N)"
-    heads = Heads(keys=[LABEL], columns=[TAG, OTHER])
+    first_records = FirstRecords(keys=[LABEL], columns=[TAG, OTHER])
 
     def __init__(self, n: int, memory_words: int, vertices: int | None = None, seed: int = 0) -> None:
         n, memory_words = self._require(n, memory_words, vertices=vertices)
@@ -49,7 +49,7 @@ class Connectivity(Problem):
         self.vertices, self.seed = vertices, seed
         # An item, an edge or a vertex, has up to two records.
         self.match = Match(
-            n=2 * (n + vertices), width=3, keys=(LABEL, TAG), summary=self.heads, memory_words=memory_words
+            n=2 * (n + vertices), width=3, keys=(LABEL, TAG), summary=self.first_records, memory_words=memory_words
         )
         self.held = self.match.rows // 2
         self.limits = Limits(self.match.machines, memory_words)
@@ -61,7 +61,7 @@ class Connectivity(Problem):
         """Whether two records for every edge and vertex can be sorted."""
         vertices = parameters.get("vertices")
         vertices = n if vertices is None else whole("vertices", vertices)
-        length = cls.heads.length
+        length = cls.first_records.length
         return Match.fits(n=2 * (n + vertices), width=3, length=length, memory_words=memory_words)
 
     def round_formula(self) -> int:
@@ -98,7 +98,7 @@ class Connectivity(Problem):
 
     def _propose(self, phase: int, mail: Mail) -> Mail:
         if phase == 0:
-            item = (mail.dest * self.held + slots(mail.dest)).astype(np.uint64)
+            item = (mail.dest * self.held + index_within(mail.dest)).astype(np.uint64)
             both = np.repeat(item * np.uint64(2), 2) + np.tile(np.arange(2, dtype=np.uint64), len(item))
             machine = np.repeat(mail.dest, 2)
             mail = Mail(machine, machine, np.column_stack([both, mail.words.reshape(-1)]))
@@ -114,7 +114,7 @@ class Connectivity(Problem):
         return scramble(label, self.seed * 1_000_003 + phase) & np.uint64(1) == 1
 
     def _relabel(self, mail: Mail, carried: Words) -> Mail:
-        head, other = self.heads.known(mail, carried).T
+        head, other = self.first_records.known(mail, carried).T
         label = np.where(head < QUIET, other, mail.words[:, LABEL])
         return self._home(mail, mail.words[:, TAG] % QUIET, label)
 
@@ -129,7 +129,7 @@ class Connectivity(Problem):
         return Mail(ends.dest, ends.dest, np.column_stack([label, np.where(edge, tag + QUIET, tag), other]))
 
     def _smallest(self, mail: Mail, carried: Words) -> Mail:
-        head, _ = self.heads.known(mail, carried).T
+        head, _ = self.first_records.known(mail, carried).T
         return self._home(mail, mail.words[:, TAG] % QUIET, (head % QUIET) // np.uint64(2) - np.uint64(self.n))
 
     def gather(self, mail: Mail) -> Words:

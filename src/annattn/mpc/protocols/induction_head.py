@@ -7,7 +7,7 @@ import numpy as np
 from annattn.errors import InputError
 from annattn.mpc.model import Limits, Mail, Words, spread
 from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
-from annattn.mpc.parts.stages import Stage, join_mail, slots
+from annattn.mpc.parts.stages import Stage, index_within, join_mail
 from annattn.mpc.protocols.problem import Problem
 
 __all__ = ["NOTHING", "InductionHead", "check_letters", "hop_letters", "record_before", "show_last"]
@@ -64,12 +64,12 @@ class InductionHead(Problem):
         return spread(words.reshape(-1, 1), self.plan.rows)
 
     def _fetch_next(self, i: int, mail: Mail) -> Mail:
-        place = (mail.dest * self.plan.rows + slots(mail.dest)).astype(np.uint64)
+        place = (mail.dest * self.plan.rows + index_within(mail.dest)).astype(np.uint64)
         after = np.append(mail.words[1:, 0], NOTHING)
         ends = np.append(mail.dest[1:] != mail.dest[:-1], True)
         after[ends] = NOTHING
         records = Mail(mail.dest, mail.dest, np.column_stack([mail.words[:, 0], place, after]))
-        firsts = records.take((slots(mail.dest) == 0) & (mail.dest > 0))
+        firsts = records.take((index_within(mail.dest) == 0) & (mail.dest > 0))
         return join_mail(records, Mail(firsts.dest - 1, firsts.dest, firsts.words))
 
     def _sort(self, i: int, mail: Mail) -> Mail:
@@ -128,7 +128,7 @@ def record_before(mail: Mail) -> tuple[Mail, Words]:
     own, told = mail.take(mail.src == mail.dest), mail.take(mail.src != mail.dest)
     before = np.empty_like(own.words)
     before[1:] = own.words[:-1]
-    first = np.flatnonzero(slots(own.dest) == 0)
+    first = np.flatnonzero(index_within(own.dest) == 0)
     before[first] = NOTHING
     knows = np.isin(own.dest[first], told.dest)
     before[first[knows]] = told.words[np.searchsorted(told.dest, own.dest[first[knows]])]

@@ -7,10 +7,10 @@ import numpy as np
 from annattn.errors import InputError
 from annattn.mpc.model import Limits, Mail, Words, spread
 from annattn.mpc.parts.match import Match
-from annattn.mpc.parts.runs import Heads
-from annattn.mpc.parts.stages import Stage, slots
+from annattn.mpc.parts.runs import FirstRecords
+from annattn.mpc.parts.stages import Stage, index_within
+from annattn.mpc.parts.tree import tree_depth
 from annattn.mpc.protocols.problem import Problem, random_words
-from annattn.mpc.protocols.sums import tree_depth
 
 __all__ = ["Join"]
 
@@ -33,19 +33,19 @@ class Join(Problem):
 
     input_width = 3
     bound = "O(1/(ε'-ε)): Lemma MPC Sorting and one tree"
-    heads = Heads(keys=[KEY], columns=[TAG, VALUE])
+    first_records = FirstRecords(keys=[KEY], columns=[TAG, VALUE])
 
     def __init__(self, n: int, memory_words: int) -> None:
         n, memory_words = self._require(n, memory_words)
         self.n = self.input_records = n
-        self.match = Match(n=n, width=3, keys=(KEY, TAG), summary=self.heads, memory_words=memory_words)
+        self.match = Match(n=n, width=3, keys=(KEY, TAG), summary=self.first_records, memory_words=memory_words)
         self.limits = Limits(self.match.machines, memory_words)
         self.stages = (Stage(self.match.rounds, self._join),)
 
     @classmethod
     def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:
         """Whether the records can be sorted and a tree node can hold two summaries."""
-        return Match.fits(n=n, width=3, length=cls.heads.length, memory_words=memory_words)
+        return Match.fits(n=n, width=3, length=cls.first_records.length, memory_words=memory_words)
 
     def round_formula(self) -> int:
         """4^d + 2⌈log_a ⌈n / rows⌉⌉ + 1, with a = ⌊s/6⌋ - 1 summaries a node."""
@@ -62,12 +62,12 @@ class Join(Problem):
         return self.match.step(i, mail, self._tag, self._answer)
 
     def _tag(self, mail: Mail) -> Mail:
-        place = (mail.dest * self.match.rows + slots(mail.dest)).astype(np.uint64)
+        place = (mail.dest * self.match.rows + index_within(mail.dest)).astype(np.uint64)
         side, key, value = mail.words.T
         return Mail(mail.dest, mail.dest, np.column_stack([key, side * RIGHT + place, value]))
 
     def _answer(self, mail: Mail, carried: Words) -> Mail:
-        tag, value = self.heads.known(mail, carried).T
+        tag, value = self.first_records.known(mail, carried).T
         found = (tag < RIGHT).astype(np.uint64)
         place = mail.words[:, TAG] % RIGHT
         owner = (place // np.uint64(self.match.rows)).astype(np.int64)

@@ -6,7 +6,7 @@ import numpy as np
 
 from annattn.mpc.model import Limits, Mail, Words, spread, whole
 from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
-from annattn.mpc.parts.stages import Stage, slots
+from annattn.mpc.parts.stages import Stage, index_within
 from annattn.mpc.protocols.induction_head import NOTHING, check_letters, hop_letters, record_before, show_last
 from annattn.mpc.protocols.problem import Problem
 
@@ -63,7 +63,7 @@ class KHop(Problem):
 
     def _sort(self, i: int, mail: Mail) -> Mail:
         if i == 0:
-            place = (mail.dest * self.plan.rows + slots(mail.dest)).astype(np.uint64)
+            place = (mail.dest * self.plan.rows + index_within(mail.dest)).astype(np.uint64)
             mail = Mail(mail.dest, mail.dest, np.column_stack([mail.words[:, 0], place]))
         return self.plan.step(i, mail, (LETTER, PLACE))
 

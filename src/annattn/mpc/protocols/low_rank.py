@@ -7,10 +7,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from annattn.mpc.model import Limits, Mail, Numbers, Words, real_words, spread, whole, word_reals
 from annattn.mpc.parts.stages import Stage, join_mail
-from annattn.mpc.parts.tree import Tree
+from annattn.mpc.parts.tree import Tree, tree_depth
 from annattn.mpc.protocols.collisions import as_reals
 from annattn.mpc.protocols.problem import Problem
-from annattn.mpc.protocols.sums import tree_depth
 
 __all__ = ["LowRankAttention"]
 

@@ -6,9 +6,8 @@ import numpy as np
 
 from annattn.mpc.model import Limits, Mail, Numbers, Words, spread
 from annattn.mpc.parts.stages import Stage, to_self
-from annattn.mpc.parts.tree import Scan, Summary
+from annattn.mpc.parts.tree import Scan, Summary, tree_depth
 from annattn.mpc.protocols.problem import Problem, random_words
-from annattn.mpc.protocols.sums import tree_depth
 
 __all__ = ["PrefixSum"]
 

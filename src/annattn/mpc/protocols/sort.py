@@ -6,7 +6,7 @@ import numpy as np
 
 from annattn.mpc.model import Limits, Mail, Words, spread, whole
 from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
-from annattn.mpc.parts.stages import Stage, slots
+from annattn.mpc.parts.stages import Stage, index_within
 from annattn.mpc.protocols.problem import Problem, check_places, random_words
 
 __all__ = ["Sort"]
@@ -52,7 +52,7 @@ class Sort(Problem):
 
     def _sort(self, i: int, mail: Mail) -> Mail:
         if i == 0 and self.width > 1:
-            place = (mail.dest * self.plan.rows + slots(mail.dest)).astype(np.uint64)
+            place = (mail.dest * self.plan.rows + index_within(mail.dest)).astype(np.uint64)
             mail = Mail(mail.dest, mail.src, np.column_stack([mail.words, place]))
         return self.plan.step(i, mail, self.keys)
 

@@ -8,9 +8,9 @@ from numpy.typing import ArrayLike
 from annattn.errors import AnnattnError, InputError
 from annattn.mpc.model import Limits, Mail, Numbers, Words, spread
 from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
-from annattn.mpc.parts.stages import Stage, join_mail, slots
+from annattn.mpc.parts.stages import Stage, index_within, join_mail
+from annattn.mpc.parts.tree import tree_rounds
 from annattn.mpc.protocols.problem import Problem
-from annattn.mpc.protocols.sums import tree_rounds
 
 __all__ = ["ZERO", "ThreeSum"]
 
@@ -101,7 +101,7 @@ class ThreeSum(Problem):
     def _place(self, i: int, mail: Mail) -> Mail:
         """The number of rank p to machine p, and the ends of blocks also to the first relays of their entries."""
         mail = in_order(mail, (0,))
-        rank = mail.dest * self.plan.rows + slots(mail.dest)
+        rank = mail.dest * self.plan.rows + index_within(mail.dest)
         low, high = rank % self.size == 0, (rank % self.size == self.size - 1) | (rank == self.n - 1)
         parts = [_tagged(0, rank, mail)]
         for side, chosen in ((0, low), (1, high)):
@@ -127,14 +127,14 @@ class ThreeSum(Problem):
         """A machine's own number, the first thing it sent itself, apart from the rest."""
         first = np.zeros(len(mail), bool)
         selfish = np.flatnonzero((mail.src == mail.dest) & (mail.dest < self.n))
-        first[selfish[slots(mail.dest[selfish]) == 0]] = True
+        first[selfish[index_within(mail.dest[selfish]) == 0]] = True
         return mail.take(first), mail.take(~first)
 
     def _table(self, mail: Mail) -> tuple[Mail, Mail]:
         """A machine's table, the first 2g words it sent itself, apart from the rest."""
         table = np.zeros(len(mail), bool)
         selfish = np.flatnonzero(mail.src == mail.dest)
-        table[selfish[slots(mail.dest[selfish]) < 2 * self.blocks]] = True
+        table[selfish[index_within(mail.dest[selfish]) < 2 * self.blocks]] = True
         return mail.take(table), mail.take(~table)
 
     def _requests(self, table: Mail) -> "_Requests":

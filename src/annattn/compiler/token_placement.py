@@ -8,34 +8,34 @@ from torch import Tensor
 
 from annattn.errors import CompileError
 from annattn.mpc.model import Numbers
-from annattn.mpc.parts.stages import slots
+from annattn.mpc.parts.stages import index_within
 
-__all__ = ["Homes", "padded"]
+__all__ = ["TokenPlacement", "padded"]
 
 
 @dataclass(frozen=True)
-class Homes:
-    """Tokens 0 … n-1, `held` on each of the first ⌈n / held⌉ machines.
+class TokenPlacement:
+    """Tokens 0 … n-1, `per_machine` on each of the first ⌈n / per_machine⌉ machines.
 
-    >>> Homes(tokens=5, held=2).machines
+    >>> TokenPlacement(tokens=5, per_machine=2).machines
     3
     """
 
     tokens: int
-    held: int
+    per_machine: int
 
     @property
     def machines(self) -> int:
         """How many token machines there are."""
-        return -(-self.tokens // self.held)
+        return -(-self.tokens // self.per_machine)
 
-    def of(self, token: Numbers) -> Numbers:
+    def machine_of(self, token: Numbers) -> Numbers:
         """The machine of each token."""
-        return token // self.held
+        return token // self.per_machine
 
     def tokens_of(self, machine: Numbers) -> Numbers:
         """The tokens, given the machine of each in order."""
-        return machine * self.held + slots(machine)
+        return machine * self.per_machine + index_within(machine)
 
 
 def padded(x: Tensor, width: int) -> NDArray[np.float64]:

@@ -6,9 +6,10 @@ import numpy as np
 
 from annattn.mpc.model import Limits, Mail, Words, spread
 from annattn.mpc.parts.stages import Stage
+from annattn.mpc.parts.tree import tree_rounds
 from annattn.mpc.protocols.problem import Problem, random_words
 
-__all__ = ["Sum", "tree_depth", "tree_rounds"]
+__all__ = ["Sum"]
 
 
 class Sum(Problem):
@@ -60,24 +61,3 @@ class Sum(Problem):
     def oracle(self, words: Words) -> int:
         """Python's own sum."""
         return sum(int(word) for word in words) % 2**self.limits.word_bits
-
-
-def tree_rounds(n: int, arity: int) -> int:
-    """max(1, ⌈log_a n⌉), in integers.
-
-    >>> tree_rounds(16, 4), tree_rounds(17, 4)
-    (2, 3)
-    """
-    return max(1, tree_depth(n, arity))
-
-
-def tree_depth(leaves: int, arity: int) -> int:
-    """⌈log_a leaves⌉, in integers.
-
-    >>> tree_depth(1, 4), tree_depth(16, 4), tree_depth(17, 4)
-    (0, 2, 3)
-    """
-    depth, reach = 0, 1
-    while reach < leaves:
-        depth, reach = depth + 1, reach * arity
-    return depth
