@@ -6,6 +6,7 @@ protocol of R rounds, each of which ends with a delivery, takes R + 1 layers.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from annattn.compiler.memory import MachineRows, to_limbs, to_words
+from annattn.compiler.transformer import ElementWise, same
 from annattn.mpc.model import Mail, Numbers, Protocol, Words, real_words
 
-__all__ = ["Readers", "output_rows", "output_words"]
+__all__ = ["Readers", "output_function", "output_rows", "output_words"]
 
 TOKEN, PRESENT, WORDS = range(3)
 
@@ -35,6 +37,11 @@ class Readers:
     def first(self, token: Numbers) -> NDArray[np.bool_]:
         """Which tokens are the first to read their machine."""
         return np.ones(len(token), bool) if self.each is None else token % self.each == 0
+
+
+def output_function(protocol: Protocol, rows: MachineRows, readers: Readers) -> ElementWise:
+    """The transformer's ψ: the identity if tokens end with their machines' mail, else `output_rows`."""
+    return same if readers.each is None else partial(output_rows, protocol, rows, readers)
 
 
 def output_rows(protocol: Protocol, rows: MachineRows, readers: Readers, x: Tensor) -> Tensor:

@@ -18,9 +18,27 @@ from annattn.mpc.delivery import check_received, check_sent, have_mail
 from annattn.mpc.model import Mail, Numbers, Protocol, Words
 from annattn.mpc.parts.stages import index_within
 
-__all__ = ["Route", "packet_width"]
+__all__ = ["Route", "packet_width", "route_layers"]
 
 DEST, WIDTH, RECORDS, BODY = range(4)
+
+
+def route_layers(
+    protocol: Protocol,
+    rows: MachineRows,
+    names: Identifiers,
+    code: SparseCode,
+    heads: int,
+    attention: Attention,
+    readers: Readers,
+) -> list[Layer]:
+    """One layer per round. In the last one tokens read as `readers` says, before that each reads its own machine."""
+    itself = Readers(names.machines)
+    last = protocol.rounds - 1
+    return [
+        Route(protocol, i, rows, names, code, heads, attention, readers if i == last else itself).layer()
+        for i in range(protocol.rounds)
+    ]
 
 
 def packet_width(rows: MachineRows) -> int:

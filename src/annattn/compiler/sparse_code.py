@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from annattn.errors import CollisionError
 
-__all__ = ["HEADER", "Decoded", "Reals", "SparseCode", "enough_slots", "lemma_slots", "practical_slots"]
+__all__ = ["HEADER", "Decoded", "Reals", "SparseCode", "enough_slots", "lemma_slots", "message_code", "practical_slots"]
 
 Reals = NDArray[np.float64]
 
@@ -172,6 +172,17 @@ class SparseCode:
             return Decoded(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, total.shape[2] - HEADER), int))
         rows, packets = (np.concatenate(part) for part in zip(*found, strict=True))
         return Decoded(reader[rows], packets[:, 1], packets[:, HEADER:])
+
+
+def message_code(senders: int, machines: int, mode: str, slots: int | None, seed: int) -> SparseCode:
+    """The lemma's code in mode "theorem", else one with as few slots as decode, or with `slots` of them.
+
+    >>> message_code(senders=2, machines=3, mode="practical", slots=None, seed=0).slots
+    3
+    """
+    if mode == "theorem":
+        return SparseCode.lemma(senders**2, machines, lemma_slots(senders, machines), seed)
+    return SparseCode.practical(senders, machines, slots, seed)
 
 
 def _written_once(share: Reals) -> NDArray[np.bool_]:

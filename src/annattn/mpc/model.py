@@ -119,6 +119,10 @@ class Mail:
             index = np.flatnonzero(index)
         return Mail(self.dest[index], self.src[index], np.take(self.words, index, axis=0))
 
+    def copy(self) -> "Mail":
+        """The same mail in memory of its own: a step may write on the mail it gets."""
+        return Mail(self.dest.copy(), self.src.copy(), self.words.copy())
+
 
 def _machine_numbers(name: str, values: ArrayLike) -> Numbers:
     given = np.asarray(values)

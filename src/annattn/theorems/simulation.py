@@ -10,7 +10,7 @@ import numpy as np
 from annattn.compiler import CompiledProtocol, to_transformer, value_widths
 from annattn.compiler.identifiers import Identifiers
 from annattn.compiler.init import init_width
-from annattn.compiler.to_transformer import senders_per_head
+from annattn.compiler.sizes import senders_per_head
 from annattn.mpc import Protocol, run
 from annattn.mpc.model import Words
 from annattn.theorems.verdict import Trials

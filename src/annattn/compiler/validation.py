@@ -5,12 +5,47 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from annattn.compiler.init import init_width
+from annattn.compiler.memory import MachineRows
+from annattn.compiler.sizes import ValueWidths, senders_per_head
 from annattn.errors import CompileError, InputError, LimitError, ShardingError
 from annattn.mpc import check_sharding
 from annattn.mpc.delivery import check_received, check_sent, deliver, deliver_input, have_mail
-from annattn.mpc.model import Mail, Protocol, check_input
+from annattn.mpc.model import Limits, Mail, Protocol, check_input
 
-__all__ = ["admit", "example_of"]
+__all__ = ["check_arguments", "check_by_running", "check_memory", "example_of"]
+
+MOST_MACHINES = 2**20
+
+
+def check_arguments(protocol: Protocol, attention: str, mode: str, outputs_each: int | None) -> None:
+    """Raise unless the options of `to_transformer` are among those it has."""
+    if not isinstance(protocol, Protocol):
+        raise InputError("protocol", given=type(protocol).__name__, expected="an annattn.mpc.Protocol")
+    if attention not in ("ema", "anna"):
+        raise InputError("attention", given=repr(attention), expected='"ema" or "anna"')
+    if mode not in ("theorem", "practical"):
+        raise InputError("mode", given=repr(mode), expected='"theorem" or "practical"')
+    if outputs_each is not None and outputs_each < 1:
+        raise InputError("outputs_each", given=outputs_each, expected="an integer of at least 1, or None")
+    if outputs_each is not None and protocol.rounds == 0:
+        raise CompileError("protocol", given="no rounds", expected="at least one to read outputs in")
+
+
+def check_memory(limits: Limits, widths: ValueWidths, memory_bytes: int) -> None:
+    """Raise unless sums over senders are exact in float64 and the values of one head fit the memory."""
+    senders = senders_per_head(limits)
+    if limits.machines > MOST_MACHINES or senders * limits.machines**2 > 2**52:
+        given = f"{limits.machines} machines, {senders} senders per head"
+        expected = f"at most {MOST_MACHINES} machines, and sums of their squared numbers below 2^52, exact in float64"
+        raise CompileError("protocol", given=given, expected=expected)
+    # Four arrays of the size of the values: these, their averages, the averages as whole numbers, and the code.
+    width = max(widths.built, init_width(MachineRows(limits)))
+    needed = 4 * 8 * limits.machines * width
+    if needed > memory_bytes:
+        given = f"values {width} wide for {limits.machines} machines, {needed / 2**30:.3g} GiB per head"
+        hint = 'take mode="practical", partners=, or raise memory_bytes'
+        raise CompileError("protocol", given=given, expected=f"at most {memory_bytes / 2**30:.3g} GiB", hint=hint)
 
 
 def example_of(protocol: Protocol) -> Any:
@@ -27,7 +62,7 @@ def example_of(protocol: Protocol) -> Any:
     return rng.integers(0, protocol.limits.largest_word, shape, dtype=np.uint64, endpoint=True)
 
 
-def admit(protocol: Protocol, example: ArrayLike | None) -> None:
+def check_by_running(protocol: Protocol, example: ArrayLike | None) -> None:
     """Raise CompileError unless the protocol, run on an example, is deterministic, local and within its limits."""
     name = type(protocol).__name__
     try:
@@ -43,7 +78,7 @@ def admit(protocol: Protocol, example: ArrayLike | None) -> None:
     try:
         for round_ in range(protocol.rounds):
             senders = have_mail(mail, protocol.limits.machines)
-            sent, again = (protocol.step(round_, _copy(mail)) for _ in range(2))
+            sent, again = (protocol.step(round_, mail.copy()) for _ in range(2))
             check_sent(round_, sent, protocol.limits, senders)
             check_received(round_, sent, protocol.limits)
             if not _same(sent, again):
@@ -57,7 +92,3 @@ def admit(protocol: Protocol, example: ArrayLike | None) -> None:
 
 def _same(one: Mail, two: Mail) -> bool:
     return all(np.array_equal(getattr(one, name), getattr(two, name)) for name in ("dest", "src", "words"))
-
-
-def _copy(mail: Mail) -> Mail:
-    return Mail(mail.dest.copy(), mail.src.copy(), mail.words.copy())
