@@ -72,12 +72,8 @@ class LowRankLayer:
         if up < depth:
             sent = self._send(nodes, self.tree.parent(up, nodes), sums)
         else:
-            at = 2 * depth - up
-            first = (nodes - self.tree.first(at)) * self.tree.arity
-            count = np.minimum(self.tree.arity, self.tree.sizes[at - 1] - first)
-            which = np.repeat(np.arange(len(nodes)), count)
-            children = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
-            sent = self._send(nodes[which], children + self.tree.first(at - 1), sums[which])
+            which, children = self.tree.children(2 * depth - up, nodes)
+            sent = self._send(nodes[which], children, sums[which])
         return join_mail(Mail(kept.dest, kept.dest, kept.words), sent)
 
     def finish(self, mail: Mail) -> tuple[Numbers, Tensor]:

@@ -19,8 +19,8 @@ from annattn.compiler.to_protocol import TransformerProtocol
 from annattn.mpc import with_partners
 from annattn.mpc.model import Words, word_reals
 from annattn.theorems.integers import integer_rows, integer_transformer
-from annattn.theorems.simulation import PredictedSizes, few_partners_width, simulate
-from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exponent, silent
+from annattn.theorems.simulation import PredictedSizes, few_partners_width, simulate, size_exponents
+from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, silent
 
 __all__ = ["row"]
 
@@ -83,8 +83,6 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
             at_most("heads, few partners", predictions[n].heads, 3 * n**RHO, "3·N^ρ ≤ 3·N^((ε'−ε)/4)", at),
             at_most("value width, few partners", predictions[n].lemma_width, width, WIDTH_LIMIT, at),
         ]
-    widths = [predicted.lemma_width / math.log(n) for n, predicted in predictions.items()]
-    heads = [predicted.heads for predicted in predictions.values()]
     return trials.verdict(
         "ANNA simulates low-rank attention",
         "random low-rank transformers of 1 to 3 layers, r = m = N^(1/6), to protocols with s = 8·N^(1/2), to "
@@ -92,10 +90,12 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
         sizes=list(CASES[effort]),
         planned=PLANNED,
         bounds=bounds,
-        exponents=[
-            exponent("heads, few partners", PLANNED, heads, (EPSILON_PRIME - EPSILON) / 4, "(ε'−ε)/4"),
-            exponent("value width/ln N, few partners", PLANNED, widths, EPSILON_PRIME, "ε'"),
-        ],
+        exponents=size_exponents(
+            predictions,
+            heads=((EPSILON_PRIME - EPSILON) / 4, "(ε'−ε)/4"),
+            width=(EPSILON_PRIME, "ε'"),
+            at=", few partners",
+        ),
     )
 
 

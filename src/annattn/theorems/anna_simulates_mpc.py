@@ -8,15 +8,16 @@ example, 3-SUM in O(1) layers from s of about N^(1/2), is a bound of its own.
 """
 
 import math
+from functools import partial
 
 import numpy as np
 
 from annattn.mpc import Protocol
 from annattn.mpc.model import Words
 from annattn.mpc.protocols import Broadcast, Connectivity, PrefixSum, Problem, Sort, Sum, ThreeSum
-from annattn.theorems.exchange import Exchange
-from annattn.theorems.simulation import PredictedSizes, simulate
-from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exactly, exponent, silent
+from annattn.theorems.exchange import full_exchange
+from annattn.theorems.simulation import PredictedSizes, simulate, size_exponents
+from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exactly, silent
 
 __all__ = ["row"]
 
@@ -25,14 +26,7 @@ ROUNDS = 3
 PLANNED = [s**6 for s in range(2, 17)]
 CASES = {"tiny": {64: 2}, "quick": {64: 10, 729: 3, 4096: 1}, "full": {64: 100, 729: 20, 4096: 5, 15_625: 1}}
 
-
-def exchange(n: int, seed: int = 0) -> Exchange:
-    """Three rounds among N machines of s = N^ε words.
-
-    >>> exchange(64).limits.memory_words
-    2
-    """
-    return Exchange(n, round(n**EPSILON), rounds=ROUNDS, seed=seed)
+exchange = partial(full_exchange, epsilon=EPSILON, rounds=ROUNDS)
 
 
 def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
@@ -46,7 +40,7 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
         for attention in ("ema", "anna"):
             progress(f"N = {n:,} on {attention.upper()}")
             for seed in range(count):
-                protocol = exchange(n, seed)
+                protocol = exchange(n, seed=seed)
                 simulate(trials, protocol, _inputs(protocol, 1), attention=attention)
     progress("the lemma's widths, N = 64")
     simulate(trials, exchange(64), _inputs(exchange(64), 2), mode="theorem")
@@ -69,17 +63,13 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
     for n in (2**8, 2**14, 2**20, 2**26):
         layers = PredictedSizes.of(ThreeSum(n, round(7 * n**0.5))).layers
         bounds.append(at_most("layers for 3-SUM, s = 7·N^(1/2)", layers, 24, "24", f"N = {n:,}"))
-    widths = [predicted.lemma_width / math.log(n) for n, predicted in predictions.items()]
     return trials.verdict(
         "EMA and ANNA simulate MPC",
         f"N machines of s = N^(1/6) words that all send s messages in each of {ROUNDS} rounds; Sum, Sort, … besides",
         sizes=list(CASES[effort]),
         planned=PLANNED,
         bounds=bounds,
-        exponents=[
-            exponent("heads", PLANNED, [predicted.heads for predicted in predictions.values()], EPSILON + 1e-6, "ε"),
-            exponent("value width/ln N", PLANNED, widths, 5 * EPSILON, "5ε"),
-        ],
+        exponents=size_exponents(predictions, heads=(EPSILON + 1e-6, "ε"), width=(5 * EPSILON, "5ε")),
         notes=notes[::7],
     )
 

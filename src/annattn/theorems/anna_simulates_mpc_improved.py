@@ -7,13 +7,14 @@ memory the rewritten protocol needs.
 """
 
 import math
+from functools import partial
 
 import numpy as np
 
 from annattn.mpc import with_partners
-from annattn.theorems.exchange import Exchange
-from annattn.theorems.simulation import PredictedSizes, few_partners_width, simulate
-from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exponent, silent
+from annattn.theorems.exchange import full_exchange
+from annattn.theorems.simulation import PredictedSizes, few_partners_width, simulate, size_exponents
+from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, silent
 
 __all__ = ["row"]
 
@@ -22,14 +23,7 @@ ROUNDS = 2
 PLANNED = [k**8 for k in range(2, 13)]
 CASES = {"tiny": {256: (1, 0)}, "quick": {256: (3, 3)}, "full": {256: (15, 15), 1024: (3, 3)}}
 
-
-def exchange(n: int, seed: int = 0) -> Exchange:
-    """Two rounds among N machines of s = N^ε words.
-
-    >>> exchange(256).limits.memory_words
-    8
-    """
-    return Exchange(n, round(n**EPSILON), rounds=ROUNDS, seed=seed)
+exchange = partial(full_exchange, epsilon=EPSILON, rounds=ROUNDS)
 
 
 def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
@@ -44,7 +38,7 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
             for seed in range(count):
                 progress(f"N = {n:,} on {attention.upper()}, {seed + 1} of {count}")
                 words = [exchange(n).sample(np.random.default_rng(seed))]
-                simulate(trials, exchange(n, seed), words, attention=attention, partners=_partners(n))
+                simulate(trials, exchange(n, seed=seed), words, attention=attention, partners=_partners(n))
     predictions = {n: PredictedSizes.of(with_partners(exchange(n), _partners(n))) for n in PLANNED}
     for n, predicted in predictions.items():
         at, k = f"N = {n:,}", _partners(n)
@@ -58,17 +52,13 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
             at_most("value width", predicted.lemma_width, limit, "12(N^ρ+1)⁴(6N^ε+64/ρ+6)·ln(N^(1+ρ)+N)", at),
         ]
     largest = predictions[PLANNED[-1]]
-    widths = [predicted.lemma_width / math.log(n) for n, predicted in predictions.items()]
     return trials.verdict(
         "EMA and ANNA simulate MPC with improved embedding dimension",
         f"N machines of s = N^(3/8) words, N^(1/8) partners, ε' = ε + 4ρ = 7/8; {ROUNDS} rounds of s messages each",
         sizes=list(CASES[effort]),
         planned=PLANNED,
         bounds=bounds,
-        exponents=[
-            exponent("heads", PLANNED, [predicted.heads for predicted in predictions.values()], RHO, "(ε'−ε)/4"),
-            exponent("value width/ln N", PLANNED, widths, EPSILON + 4 * RHO, "ε'"),
-        ],
+        exponents=size_exponents(predictions, heads=(RHO, "(ε'−ε)/4"), width=(EPSILON + 4 * RHO, "ε'")),
         notes=[
             f"N = {PLANNED[-1]:,}: values {largest.lemma_width:,} wide by the lemma, "
             f"{largest.practical_width:,} in practice"

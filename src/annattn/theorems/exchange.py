@@ -9,7 +9,7 @@ from annattn.mpc.model import Numbers, Words
 from annattn.mpc.parts.stages import index_within
 from annattn.seeds import scramble
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "full_exchange"]
 
 
 class Exchange(Protocol):
@@ -53,3 +53,12 @@ class Exchange(Protocol):
     def sample(self, rng: np.random.Generator) -> Words:
         """Random words of 32 bits."""
         return rng.integers(0, 2**32, self.n, dtype=np.uint64)
+
+
+def full_exchange(n: int, *, epsilon: float, rounds: int, seed: int = 0) -> Exchange:
+    """An exchange among N machines of s = N^ε words.
+
+    >>> full_exchange(64, epsilon=1 / 6, rounds=3).limits.memory_words
+    2
+    """
+    return Exchange(n, round(n**epsilon), rounds=rounds, seed=seed)

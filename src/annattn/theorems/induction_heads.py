@@ -12,7 +12,7 @@ import numpy as np
 from annattn.mpc import with_partners
 from annattn.mpc.model import Words
 from annattn.mpc.protocols import InductionHead
-from annattn.theorems.simulation import PredictedSizes, few_partners_width, simulate
+from annattn.theorems.simulation import PredictedSizes, few_partners_width, simulate, size_exponents
 from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exactly, exponent, silent
 
 __all__ = [
@@ -115,7 +115,6 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
             at_most("heads, few partners", few[n].heads, 3 * share, "3·N^((ε'−ε)/4)", at),
             at_most("value width, few partners", few[n].lemma_width, width_limit(n), WIDTH_LIMIT, at),
         ]
-    widths = [predicted.lemma_width / math.log(n) for n, predicted in few.items()]
     return trials.verdict(
         "ANNA-transformers solve induction heads",
         "InductionHead with s = 6·N^(2/3), any partners and N^ρ; ε' = 0.9, ρ = (ε'−ε)/4",
@@ -124,7 +123,6 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
         bounds=bounds,
         exponents=[
             exponent("layers, any partners", PLANNED, [predicted.layers for predicted in free.values()], 0, "0"),
-            exponent("heads, few partners", PLANNED, [predicted.heads for predicted in few.values()], RHO, "(ε'−ε)/4"),
-            exponent("value width/ln N, few partners", PLANNED, widths, EPSILON_PRIME, "ε'"),
+            *size_exponents(few, heads=(RHO, "(ε'−ε)/4"), width=(EPSILON_PRIME, "ε'"), at=", few partners"),
         ],
     )

@@ -4,8 +4,6 @@ At s = 6·N^(2/3) every σ(w, i) is known after 6 rounds; each binary digit of k
 With k' = N^ρ partners a round becomes at most 2⌈(1−ε)/ρ⌉ − 1.
 """
 
-import math
-
 import numpy as np
 
 from annattn.mpc import with_partners
@@ -21,8 +19,8 @@ from annattn.theorems.induction_heads import (
     width_limit,
     words_of,
 )
-from annattn.theorems.simulation import PredictedSizes, simulate
-from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exactly, exponent, silent
+from annattn.theorems.simulation import PredictedSizes, simulate, size_exponents
+from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exactly, silent
 
 __all__ = ["row"]
 
@@ -64,15 +62,11 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
         ]
     slope = float(np.polyfit(np.log2(JUMPS), depth, 1)[0])
     bounds.append(at_most("layers a doubling of k", round(slope, 6), 2.1, "2, and 0.1 for rounding log2 k"))
-    widths = [predicted.lemma_width / math.log(n) for n, predicted in few.items()]
     return trials.verdict(
         "ANNA-transformers solve k-hop",
         "KHop with s = 6·N^(2/3), any partners and N^ρ; ε' = 0.9, ρ = (ε'−ε)/4",
         sizes=sorted({n for n, _, _ in CASES[effort]}),
         planned=PLANNED,
         bounds=bounds,
-        exponents=[
-            exponent("heads, few partners", PLANNED, [predicted.heads for predicted in few.values()], RHO, "(ε'−ε)/4"),
-            exponent("value width/ln N, few partners", PLANNED, widths, EPSILON_PRIME, "ε'"),
-        ],
+        exponents=size_exponents(few, heads=(RHO, "(ε'−ε)/4"), width=(EPSILON_PRIME, "ε'"), at=", few partners"),
     )

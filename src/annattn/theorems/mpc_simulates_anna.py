@@ -20,6 +20,7 @@ from annattn.theorems.mpc_simulates_ema import (
     ROUNDS,
     as_protocol,
     head_width,
+    rounds_bound,
     run_both,
 )
 from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exponent, silent
@@ -65,16 +66,13 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
             transformer = anna(n, layers, seed)
             protocol = as_protocol(transformer, n, ROOM)
             run_both(trials, transformer, protocol, seed)
-            limit = ROUNDS * layers / (EPSILON_PRIME - EPSILON)
-            bounds.append(at_most("rounds", protocol.rounds, limit, "12·L/(ε'−ε)", f"N = {n:,}, L = {layers}"))
+            bounds.append(rounds_bound(protocol, layers, ROUNDS))
     for n in PLANNED:
         progress(f"building, N = {n:,}")
         protocol, tables = as_protocol(anna(n, 2, seed=0), n, ROOM), hasher(n, seed=0).tables
         machines.append(protocol.limits.machines)
         at, limit = f"N = {n:,}", tables * n ** (1 + EPSILON - EPSILON_PRIME)
-        bounds.append(
-            at_most("rounds", protocol.rounds, 2 * ROUNDS / (EPSILON_PRIME - EPSILON), "12·L/(ε'−ε)", f"{at}, L = 2")
-        )
+        bounds.append(rounds_bound(protocol, 2, ROUNDS))
         bounds.append(at_most("machines", machines[-1], limit, "ℓ·N^(1+ε−ε')", at))
         notes.append(f"N = {n:,}: ℓ = {tables}, {machines[-1]:,} machines")
     quality = Hyperplane(8).quality(RADIUS, APPROXIMATION)

@@ -12,9 +12,19 @@ from annattn.compiler import ExactMatch, Transformer, to_protocol
 from annattn.compiler.to_protocol import TransformerProtocol
 from annattn.mpc import run
 from annattn.theorems.integers import integer_rows, integer_transformer
-from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exponent, silent
+from annattn.theorems.verdict import Bound, Effort, Progress, Trials, Verdict, at_most, exponent, silent
 
-__all__ = ["EPSILON", "EPSILON_PRIME", "HEADS", "ROUNDS", "as_protocol", "head_width", "row", "run_both"]
+__all__ = [
+    "EPSILON",
+    "EPSILON_PRIME",
+    "HEADS",
+    "ROUNDS",
+    "as_protocol",
+    "head_width",
+    "rounds_bound",
+    "row",
+    "run_both",
+]
 
 EPSILON, EPSILON_PRIME, HEADS = 0.25, 0.75, 2
 ROOM, ROUNDS = 48, 12
@@ -62,6 +72,16 @@ def run_both(trials: Trials, transformer: Transformer, protocol: TransformerProt
     trials.add(np.array_equal(output, transformer(rows).numpy()) and trace.rounds == protocol.rounds)
 
 
+def rounds_bound(protocol: TransformerProtocol, layers: int, constant: float) -> Bound:
+    """The rounds for L layers, at most the constant times L/(ε'−ε).
+
+    >>> print(rounds_bound(as_protocol(ema(256, 2, seed=0), 256, ROOM), 2, constant=ROUNDS))
+    rounds 17 ≤ 48 = 12·L/(ε'−ε) at N = 256, L = 2
+    """
+    limit, at = constant * layers / (EPSILON_PRIME - EPSILON), f"N = {protocol.n:,}, L = {layers}"
+    return at_most("rounds", protocol.rounds, limit, f"{constant:g}·L/(ε'−ε)", at)
+
+
 def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
     """Theorem "MPC simulates EMA": rounds that do not grow, machines as N^(1+ε−ε'), and the transformer's own numbers.
 
@@ -76,16 +96,13 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
             transformer = ema(n, layers, seed)
             protocol = as_protocol(transformer, n, ROOM)
             run_both(trials, transformer, protocol, seed)
-            limit = ROUNDS * layers / (EPSILON_PRIME - EPSILON)
-            bounds.append(at_most("rounds", protocol.rounds, limit, "12·L/(ε'−ε)", f"N = {n:,}, L = {layers}"))
+            bounds.append(rounds_bound(protocol, layers, ROUNDS))
     machines = []
     for n in PLANNED:
         protocol = as_protocol(ema(n, 2, seed=0), n, ROOM)
         machines.append(protocol.limits.machines)
         at, limit = f"N = {n:,}", n ** (1 + EPSILON - EPSILON_PRIME)
-        bounds.append(
-            at_most("rounds", protocol.rounds, 2 * ROUNDS / (EPSILON_PRIME - EPSILON), "12·L/(ε'−ε)", f"{at}, L = 2")
-        )
+        bounds.append(rounds_bound(protocol, 2, ROUNDS))
         bounds.append(at_most("machines", machines[-1], limit, "N^(1+ε−ε')", at))
     return trials.verdict(
         "MPC simulates EMA",

@@ -1,7 +1,7 @@
 """What rows about compiled protocols share: run the transformer against the protocol, and know its sizes at any N."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,9 +13,9 @@ from annattn.compiler.init import init_width
 from annattn.compiler.sizes import senders_per_head
 from annattn.mpc import Protocol, run
 from annattn.mpc.model import Words
-from annattn.theorems.verdict import Trials
+from annattn.theorems.verdict import Bound, Trials, exponent
 
-__all__ = ["PredictedSizes", "few_partners_width", "simulate"]
+__all__ = ["PredictedSizes", "few_partners_width", "simulate", "size_exponents"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,24 @@ def few_partners_width(partners: int, memory_words: float, *, digits: float, mac
     """
     message = 6 + 2 * (3 * memory_words + 32 * digits)
     return (12 * (partners + 1) ** 4 * math.log((partners + 1) * machines) + 1) * message
+
+
+def size_exponents(
+    predictions: Mapping[int, PredictedSizes], *, heads: tuple[float, str], width: tuple[float, str], at: str = ""
+) -> list[Bound]:
+    """How heads and the lemma's value width, without its factor ln N, grow with N; limits as (exponent, formula).
+
+    >>> from annattn.mpc.protocols import Permute
+    >>> predictions = {n: PredictedSizes.of(Permute(n, memory_words=4)) for n in (16, 64, 256)}
+    >>> [bound.what for bound in size_exponents(predictions, heads=(0, "0"), width=(0, "0"))]
+    ['heads ~ N^', 'value width/ln N ~ N^']
+    """
+    sizes = list(predictions)
+    widths = [predicted.lemma_width / math.log(n) for n, predicted in predictions.items()]
+    return [
+        exponent(f"heads{at}", sizes, [predicted.heads for predicted in predictions.values()], *heads),
+        exponent(f"value width/ln N{at}", sizes, widths, *width),
+    ]
 
 
 def simulate(

@@ -12,7 +12,17 @@ import numpy as np
 from annattn.mpc.model import Mail, Numbers, Words
 from annattn.mpc.parts.stages import fold, index_within, join_mail, unfold
 
-__all__ = ["Combine", "Scan", "Summary", "Tree", "exclusive_scan", "reduce_groups", "tree_depth", "tree_rounds"]
+__all__ = [
+    "Combine",
+    "Scan",
+    "Summary",
+    "Tree",
+    "children_of",
+    "exclusive_scan",
+    "reduce_groups",
+    "tree_depth",
+    "tree_rounds",
+]
 
 Combine = Callable[[Words, Words], Words]
 """Two arrays of summaries, the left ones earlier, to the array of their combinations; must be associative."""
@@ -54,6 +64,23 @@ class Tree:
     def parent(self, level: int, machine: Numbers) -> Numbers:
         """The machines above the given machines of one level."""
         return self.first(level + 1) + (machine - self.first(level)) // self.arity
+
+    def children(self, level: int, machine: Numbers) -> tuple[Numbers, Numbers]:
+        """Pairs (index of a given machine, a machine below it), for given machines of one level."""
+        which, child = children_of(machine - self.first(level), self.sizes[level - 1], self.arity)
+        return which, child + self.first(level - 1)
+
+
+def children_of(node: Numbers, below: int | Numbers, arity: int) -> tuple[Numbers, Numbers]:
+    """Pairs (index of a node, its child), where a node's tree has `below` nodes one level down.
+
+    >>> children_of(np.array([0, 1]), below=5, arity=3)
+    (array([0, 0, 0, 1, 1]), array([0, 1, 2, 3, 4]))
+    """
+    first = node * arity
+    count = np.clip(below - first, 0, arity)
+    which = np.repeat(np.arange(len(node)), count)
+    return which, first[which] + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
 
 
 class Summary(ABC):

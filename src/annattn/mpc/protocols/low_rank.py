@@ -77,12 +77,9 @@ class LowRankAttention(Problem):
         level = self.tree.depth - i
         at_leaf = mail.dest < self.tree.base
         nodes, matrices = self._sums(mail.take(~at_leaf))
-        first = (nodes - self.tree.first(level)) * self.tree.arity
-        count = np.minimum(self.tree.arity, self.tree.sizes[level - 1] - first)
-        which = np.repeat(np.arange(len(nodes)), count)
-        children = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+        which, children = self.tree.children(level, nodes)
         keep = mail.take(at_leaf)
-        return join_mail(keep, self._send(nodes[which], children + self.tree.first(level - 1), matrices[which]))
+        return join_mail(keep, self._send(nodes[which], children, matrices[which]))
 
     def _multiply(self, i: int, mail: Mail) -> Mail:
         if self.tree.depth == 0:

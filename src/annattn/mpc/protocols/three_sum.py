@@ -9,7 +9,7 @@ from annattn.errors import AnnattnError, InputError
 from annattn.mpc.model import Limits, Mail, Numbers, Words, spread
 from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
 from annattn.mpc.parts.stages import Stage, index_within, join_mail
-from annattn.mpc.parts.tree import tree_rounds
+from annattn.mpc.parts.tree import children_of, tree_rounds
 from annattn.mpc.protocols.problem import Problem
 
 __all__ = ["ZERO", "ThreeSum"]
@@ -119,7 +119,7 @@ class ThreeSum(Problem):
         level = len(self.table_levels) - 1 - i
         here, below = self.table_levels[level], self.table_levels[level - 1]
         which, node = np.divmod(entry.dest, here)
-        record, child = _children(node, np.full(len(node), below), self.limits.memory_words - 1)
+        record, child = children_of(node, np.full(len(node), below), self.limits.memory_words - 1)
         dest = child if level == 1 else which[record] * below + child
         return join_mail(Mail(own.dest, own.dest, own.words), Mail(dest, entry.dest[record], entry.words[record]))
 
@@ -153,7 +153,7 @@ class ThreeSum(Problem):
         relays, start = requests.relays, requests.start
         block = np.searchsorted(start[height], held.dest, side="right") - 1
         place, node = np.divmod(held.dest - start[height][block], np.maximum(relays[height][block], 1))
-        record, child = _children(node, relays[height - 1][block], self.fan)
+        record, child = children_of(node, relays[height - 1][block], self.fan)
         of = block[record]
         if height == 1:
             dest = requests.task[requests.first[of] + child]
@@ -241,14 +241,6 @@ def _first_true(length: Numbers, test: Any) -> Numbers:
         high = np.where(active & holds, middle, high)
         low = np.where(active & ~holds, middle + 1, low)
     return low
-
-
-def _children(node: Numbers, below: Numbers, fan: int) -> tuple[Numbers, Numbers]:
-    """For nodes of trees of arity `fan` with `below` nodes one level down: (which node, its child) for all children."""
-    first = node * fan
-    count = np.clip(below - first, 0, fan)
-    record = np.repeat(np.arange(len(node)), count)
-    return record, first[record] + np.arange(len(record)) - np.repeat(np.cumsum(count) - count, count)
 
 
 def _groups(mail: Mail) -> list[tuple[int, Words]]:
