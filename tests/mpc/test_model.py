@@ -306,7 +306,7 @@ def test_errors_survive_a_trip_to_another_process():
         assert (str(copy), type(copy), vars(copy)) == (str(error), type(error), vars(error))
 
 
-def test_progress_is_told_once_a_round(capsys):
+def test_progress_is_told_once_per_round(capsys):
     seen = []
     run(Sum(9, 2), range(9), progress=lambda load, rounds: seen.append((load.round, rounds)))
     assert seen == [(0, 4), (1, 4), (2, 4), (3, 4)]
@@ -324,7 +324,7 @@ def test_the_trace_counts_what_was_moved():
     assert trace != run(Sum(9, 4), range(9)).trace
 
 
-def test_the_trace_draws_a_row_a_round_and_a_column_a_machine():
+def test_the_trace_draws_a_row_per_round_and_a_column_per_machine():
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")
     protocol = Sort(50, 40, width=2)
@@ -406,7 +406,7 @@ def test_columns_of_the_summary_stay_in_line_when_numbers_are_large():
 
 
 def test_messages_of_unequal_length_are_refused():
-    with pytest.raises(InputError, match="one length a round"):
+    with pytest.raises(InputError, match="one length per round"):
         run(breaking(lambda m, inbox: [(0, (1,)), (0, (1, 2))]), range(3))
 
 

@@ -1,4 +1,4 @@
-"""Massively parallel computation: protocols that run under enforced limits, in this process or on a cluster."""
+"""Massively parallel computation: protocols under enforced limits, run in this process or on a cluster."""
 
 from annattn.mpc import protocols
 from annattn.mpc.engines import ENGINES, Engine

@@ -1,4 +1,4 @@
-"""Enforcing the limits on mail that was sent, and putting it into its receivers' inboxes."""
+"""Checking sent mail against the limits, and delivering it to the receivers' inboxes."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,7 @@ def have_mail(mail: Mail, machines: int) -> NDArray[np.bool_]:
 
 
 def step(protocol: Protocol, round_: int, mail: Mail) -> Mail:
-    """What the machines send in a round: the protocol's step, and nothing when nobody has mail."""
+    """What the machines send in a round: the result of the protocol's step, or nothing if no machine has mail."""
     if len(mail) == 0:
         return mail
     sent = protocol.step(round_, mail)
@@ -60,9 +60,9 @@ def step(protocol: Protocol, round_: int, mail: Mail) -> Mail:
 
 
 def check_sent(round_: int, mail: Mail, limits: Limits, senders: NDArray[np.bool_] | None) -> None:
-    """Raise unless destinations exist, senders had mail, words fit, and outboxes and partners hold their limits.
+    """Raise unless destinations exist, senders had mail, words fit, and outboxes and partners are within their limits.
 
-    The error names the same machine in whatever order the mail comes.
+    The machine that the error names does not depend on the order of the mail.
     """
     if len(mail) == 0:
         return
@@ -93,14 +93,14 @@ def check_sent(round_: int, mail: Mail, limits: Limits, senders: NDArray[np.bool
 
 
 def check_lengths(round_: int, lengths: set[int]) -> None:
-    """Raise if messages of one round have different lengths."""
+    """Raise if the messages of one round have different lengths."""
     if len(lengths) > 1:
         given = f"lengths {sorted(lengths)} in round {round_}"
-        raise InputError("messages", given=given, expected="one length a round", hint="fill up with zeros")
+        raise InputError("messages", given=given, expected="one length per round", hint="pad with zeros")
 
 
 def check_received(round_: int, mail: Mail, limits: Limits) -> None:
-    """Raise unless every inbox holds its limits of words and of partners."""
+    """Raise unless every inbox is within the limits on words and on partners."""
     check_inboxes(round_, np.bincount(mail.dest, minlength=limits.machines) * mail.width, limits)
     if limits.partners is not None:
         check_partners(round_, partners(mail.dest, mail.src, limits.machines), limits.partners)
@@ -122,7 +122,7 @@ def check_partners(round_: int, count: NDArray[np.int64], limit: int) -> None:
 
 
 def partners(machine: Numbers, other: Numbers, machines: int) -> NDArray[np.int64]:
-    """How many different others each machine has; mail to itself has no partner.
+    """How many different partners each machine has; mail to itself does not count.
 
     >>> partners(np.array([0, 0, 0, 1]), np.array([1, 1, 2, 1]), 3)
     array([2, 0, 0])
@@ -133,7 +133,7 @@ def partners(machine: Numbers, other: Numbers, machines: int) -> NDArray[np.int6
 
 
 def round_load(round_: int, sent: NDArray[np.int64], received: NDArray[np.int64], limits: Limits) -> RoundLoad:
-    """The loads of a round in the smallest integers that hold them."""
+    """The loads of a round, in the smallest integer type that holds them."""
     kind = np.min_scalar_type(limits.memory_words)
     return RoundLoad(round_, sent.astype(kind), received.astype(kind))
 
@@ -157,17 +157,17 @@ def finish_round(round_: int, sent: list[Mail], senders: NDArray[np.bool_], limi
 
 
 def deliver(mail: Mail, machines: int) -> Mail:
-    """The same records ordered by (dest, src), those of one sender to one receiver in the order they were sent."""
+    """The same records ordered by (dest, src); those from one sender to one receiver stay in the order of sending."""
     return deliver_and_free([mail], machines)
 
 
 def deliver_and_free(sent: list[Mail], machines: int) -> Mail:
-    """`deliver` for the one mail in a list, which is emptied: if nobody else holds the mail, half the memory does."""
+    """`deliver` for the one mail in a list, which it empties: if nothing else refers to the mail, memory is halved."""
     mail = sent.pop()
     if len(mail) == 0:
-        # Nothing has no width; say 1, so that it is the same whatever the shards.
+        # Empty mail has no width of its own. Always say 1, so that it does not depend on the shards.
         return Mail([], [], [])
-    # At a million records every copy counts: machine numbers wait in as few bytes as they need.
+    # At a million records every copy counts, so machine numbers take as few bytes as possible meanwhile.
     small = np.min_scalar_type(machines)
     words, dest, src = [mail.words], mail.dest.astype(small), mail.src.astype(small)
     del mail

@@ -1,4 +1,4 @@
-"""Telling how far a run has come."""
+"""Reporting the progress of a run."""
 
 import sys
 
@@ -9,7 +9,7 @@ __all__ = ["reporter"]
 
 
 def reporter(progress: bool | Progress) -> Progress:
-    """What an engine calls after every round: the caller's function, one that writes a line, or one that is silent."""
+    """What an engine calls after every round: the caller's function, one that writes a line, or one that does nothing."""
     if callable(progress):
         return progress
     return _write if progress else _nothing

@@ -1,4 +1,4 @@
-"""Checking, not trusting, that a step treats every machine by its own mail alone."""
+"""Testing that what a machine sends depends on its own mail alone."""
 
 from collections.abc import Iterator
 
@@ -13,11 +13,11 @@ __all__ = ["check_sharding"]
 
 
 def check_sharding(protocol: Protocol, words: ArrayLike, *, cuts: int = 3, alone: int = 256, seed: int = 0) -> None:
-    """Run a protocol and raise unless every round's mail is the same however its machines are cut into shards.
+    """Run a protocol and raise unless every round's mail is the same however the machines are cut into shards.
 
-    The cuts are: every machine alone (`alone` of them if there are more), one for each bit of a number, so that
-    any two machines are apart in one of them, and `cuts` random ones. It also finds a step that depends on anything but
-    its arguments, if two calls happen to differ.
+    There are three kinds of cuts. Up to `alone` machines are tried alone. For each bit of the machine numbers there is
+    a cut into those with that bit and those without, so any two machines are apart in one of them. And there are `cuts`
+    random cuts. The check also finds a step that depends on anything but its arguments, if two calls happen to differ.
 
     >>> from annattn.mpc.protocols import Sum
     >>> check_sharding(Sum(n=5, memory_words=2), [1, 2, 3, 4, 5])
@@ -74,5 +74,5 @@ def _first_difference(part: Mail, expected: Mail) -> int | None:
 
 
 def _by_sender(mail: Mail) -> Mail:
-    # Only the order among one sender's records to one receiver can be seen by anybody.
+    # Of the order of records, a receiver sees only that among one sender's.
     return mail.take(np.lexsort([mail.dest, mail.src]))

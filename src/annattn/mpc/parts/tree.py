@@ -1,7 +1,7 @@
-"""Trees of machines: combining one summary a machine, and telling every machine what came before it.
+"""Trees of machines: combining one summary per machine, and telling every machine what came before it.
 
-The leaves are machines 0 … leaves-1 and hold data; the nodes are further machines, so that a node's work is never
-added to a leaf's load. While a tree works, each leaf mails its data to itself; a record from elsewhere is the tree's.
+The leaves are machines 0 … leaves-1 and hold data. The nodes are further machines, so a node's work never adds to a
+leaf's load. While a tree works, each leaf mails its data to itself; a record from another machine belongs to the tree.
 """
 
 from abc import ABC, abstractmethod
@@ -25,11 +25,11 @@ __all__ = [
 ]
 
 Combine = Callable[[Words, Words], Words]
-"""Two arrays of summaries, the left ones earlier, to the array of their combinations; must be associative."""
+"""Combines two arrays of summaries, of which the left ones are earlier; must be associative."""
 
 
 class Tree:
-    """A tree of arity a over `leaves` machines, whose nodes start at machine `base`.
+    """A tree of arity a over `leaves` machines; its nodes are the machines from `base`.
 
     >>> tree = Tree(leaves=10, arity=3, base=10)
     >>> tree.sizes, tree.depth, tree.machines
@@ -44,16 +44,16 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """Levels above the leaves: ⌈log_a(leaves)⌉."""
+        """The number of levels above the leaves: ⌈log_a(leaves)⌉."""
         return len(self.sizes) - 1
 
     @property
     def machines(self) -> int:
-        """Machines besides the leaves."""
+        """The number of machines besides the leaves."""
         return sum(self.sizes[1:])
 
     def first(self, level: int) -> int:
-        """The first machine of a level; level 0 are the leaves."""
+        """The first machine of a level; the leaves are level 0."""
         return 0 if level == 0 else self.base + sum(self.sizes[1:level])
 
     def level(self, machine: Numbers) -> Numbers:
@@ -62,7 +62,7 @@ class Tree:
         return np.searchsorted(firsts, machine, side="right")
 
     def parent(self, level: int, machine: Numbers) -> Numbers:
-        """The machines above the given machines of one level."""
+        """The parents of the given machines of one level."""
         return self.first(level + 1) + (machine - self.first(level)) // self.arity
 
     def children(self, level: int, machine: Numbers) -> tuple[Numbers, Numbers]:
@@ -84,25 +84,25 @@ def children_of(node: Numbers, below: int | Numbers, arity: int) -> tuple[Number
 
 
 class Summary(ABC):
-    """What a machine tells about its records to those after it: some words, all zero for nothing at all."""
+    """What a machine tells later ones about its records, as some words; all zeros mean nothing."""
 
     length: int
 
     @abstractmethod
     def of(self, mail: Mail) -> tuple[Numbers, Words]:
-        """The machines that have mail, in order, and the summary of each."""
+        """The machines that have mail, in order, and their summaries."""
 
     @abstractmethod
     def combine(self, left: Words, right: Words) -> Words:
-        """The summaries of two stretches of machines, the left ones earlier, as those of both; associative."""
+        """Summaries of two neighbouring ranges of machines, the left one earlier, as one summary; associative."""
 
 
 class Scan:
-    """Give every leaf the combination of the summaries of all leaves before it, in 2·depth rounds.
+    """Give every leaf the combined summary of all leaves before it, in 2·depth rounds.
 
-    A summary of `length` words travels as `folds` records of the width of the data. A node holds the summaries of its
-    children and, on the way down, one more from its parent: (arity + 1) · folds · width ≤ s. A leaf needs room for
-    `folds` records besides its data.
+    A summary of `length` words travels as `folds` records, each as wide as the data. A node holds the summaries of its
+    children and, on the way down, one from its parent: (arity + 1) · folds · width ≤ s. A leaf needs room for `folds`
+    records besides its data.
     """
 
     def __init__(self, *, leaves: int, width: int, length: int, memory_words: int, base: int) -> None:
@@ -122,7 +122,7 @@ class Scan:
         return 2 * self.tree.depth
 
     def step(self, i: int, mail: Mail, summary: Summary) -> Mail:
-        """Round i of both ways."""
+        """Round i, first up the tree and then down."""
         tree = self.tree
         level = tree.level(mail.dest)
         keep = mail.take(level == 0)
@@ -162,7 +162,7 @@ class Scan:
         return Mail(np.repeat(dest, self.folds), np.repeat(src, self.folds), fold(summaries, self.width))
 
     def receive(self, mail: Mail) -> tuple[Mail, Words]:
-        """A leaf's own records, and for each of them what its machine was told: zeros for the first machine."""
+        """The leaves' own records, and for each the summary its machine was told; zeros on the first machine."""
         if self.tree.depth == 0:
             return mail, np.zeros((len(mail), self.length), np.uint64)
         told = mail.take(mail.src != mail.dest)
@@ -173,7 +173,7 @@ class Scan:
 
 
 def reduce_groups(group: Numbers, rows: Words, combine: Combine) -> tuple[Numbers, Words]:
-    """Each group's rows combined in order; groups are runs of equal numbers.
+    """The rows of each group combined in order; a group is a run of equal numbers.
 
     >>> add = lambda left, right: left + right
     >>> reduce_groups(np.array([3, 3, 5]), np.array([[1], [2], [4]], dtype=np.uint64), add)
@@ -190,7 +190,7 @@ def reduce_groups(group: Numbers, rows: Words, combine: Combine) -> tuple[Number
 
 
 def exclusive_scan(group: Numbers, rows: Words, combine: Combine, before: Words | None = None) -> Words:
-    """For each row the combination of its group's earlier rows, after its group's row in `before`; zeros are nothing.
+    """For each row, the row of its group in `before` combined with the group's earlier rows; zeros mean nothing.
 
     >>> add = lambda left, right: left + right
     >>> exclusive_scan(np.array([3, 3, 5]), np.array([[1], [2], [4]], dtype=np.uint64), add).ravel()
@@ -208,7 +208,7 @@ def exclusive_scan(group: Numbers, rows: Words, combine: Combine, before: Words 
 
 
 def _by_slot(slot: Numbers) -> Iterator[tuple[int, Numbers]]:
-    """The records with slot 0, then those with slot 1, and so on: one vectorised step for all groups each."""
+    """The records at index 0 of their groups, then those at index 1, and so on: each for all groups at once."""
     order = np.argsort(slot, kind="stable")
     ends = np.cumsum(np.bincount(slot)) if len(slot) else []
     start = 0

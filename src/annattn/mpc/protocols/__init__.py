@@ -1,4 +1,4 @@
-"""Protocols, one a file: `PROTOCOLS` lists them by name. To add one, write a `Problem` and add its line."""
+"""Protocols, one per file: `PROTOCOLS` lists them by name. To add one, write a `Problem` and add its line."""
 
 from annattn.mpc.protocols.anna import AnnaAttention
 from annattn.mpc.protocols.broadcast import Broadcast

@@ -16,15 +16,15 @@ __all__ = ["Join"]
 
 KEY, TAG, VALUE = 0, 1, 2
 RIGHT = np.uint64(2**63)
-"""Set in the tag of a right record; the rest of a tag is the record's place in the input."""
+"""The bit of a tag that marks a right record; the rest of a tag is the record's place in the input."""
 
 
 class Join(Problem):
-    """For n records (side, key, value): each right one (side 1) gets the value of the first left one (0) of its key.
+    """For n records (side, key, value): a right record (side 1) gets the value of the first left record with its key.
 
     The output has a row (found, value) for every record: (1, value) if some left record has its key, else (0, 0). Left
-    records get the same answer as right ones. 4^d + 2·depth + 1 rounds: sort by (key, side, place), pass the first
-    record of every key along, answer. A key may be as frequent as it likes.
+    records get the same answer as right ones. It takes 4^d + 2·depth + 1 rounds: sort by (key, side, place), pass on
+    the first record of every key, answer. A key may occur any number of times.
 
     >>> from annattn.mpc import run
     >>> run(Join(n=3, memory_words=18), [[0, 5, 70], [1, 5, 0], [1, 6, 0]]).output
@@ -48,12 +48,12 @@ class Join(Problem):
         return Match.fits(n=n, width=3, length=cls.first_records.length, memory_words=memory_words)
 
     def round_formula(self) -> int:
-        """4^d + 2⌈log_a ⌈n / rows⌉⌉ + 1, with a = ⌊s/6⌋ - 1 summaries a node."""
+        """4^d + 2⌈log_a ⌈n / rows⌉⌉ + 1, with a = ⌊s/6⌋ - 1 summaries per node."""
         depth = tree_depth(-(-self.n // self.match.rows), self.limits.memory_words // 6 - 1)
         return 4 ** len(self.match.sort.columns) + 2 * depth + 1
 
     def scatter(self, words: Words) -> Mail:
-        """As many records a machine as sorting allows."""
+        """As many records per machine as sorting allows."""
         if int(words[:, 0].max()) > 1:
             raise InputError("side", given=int(words[:, 0].max()), expected="0 for left or 1 for right")
         return spread(words.reshape(self.n, 3), self.match.rows)
