@@ -1,4 +1,4 @@
-"""The equivalence as a compiler: protocols to transformers and transformers to protocols."""
+"""The paper's equivalence as a compiler: protocols to transformers, and transformers to protocols."""
 
 from annattn.compiler.compiled_protocol import CompiledProtocol
 from annattn.compiler.mechanisms import Anna, Attention, ExactMatch, LowRank

@@ -1,8 +1,8 @@
 """A layer of exact-match or ANNA attention on machines (the paper's Theorems "MPC simulates EMA" and "… ANNA").
 
-Token machines compute queries, keys and values of all heads; records of all heads and tables are sorted together, keys
-before queries in every bucket; a tree carries the sums and counts of a bucket to the machines that hold its queries;
-and these answer the token machines. Heads run in parallel: a bucket is named by its head, its table and its code.
+Token machines compute the queries, keys and values of all heads. The records of all heads and tables are sorted
+together, keys before queries in every bucket. A tree carries the sums and counts of a bucket to the machines that hold
+its queries, and these answer the token machines. Heads run in parallel: a bucket is named by head, table and code.
 """
 
 import numpy as np
@@ -22,13 +22,13 @@ from annattn.mpc.parts.stages import fold, join_mail, unfold
 __all__ = ["CollisionLayer"]
 
 QUERY = np.uint64(2**63)
-"""Set in the tag of a query, so that it comes after the keys of its bucket; the rest of a tag is the token."""
+"""The bit of a tag that marks a query, so that it sorts after the keys of its bucket; the rest is the token."""
 
 
 class CollisionLayer:
-    """Rounds: 1 to deal the records out and 4^d + 2·depth + 1 to match them; records are (bucket, tag, value, count).
+    """Rounds: 1 to deal out the records and 4^d + 2·depth + 1 to match them; a record is (bucket, tag, value, count).
 
-    A token machine holds the rows of its tokens all the while, folded into records as wide as those on their way.
+    Meanwhile a token machine keeps the rows of its tokens, folded into records as wide as those that are moving.
     """
 
     def __init__(self, layer: Layer, placement: TokenPlacement, width: int, memory_words: int) -> None:
@@ -48,7 +48,7 @@ class CollisionLayer:
 
     @classmethod
     def fits(cls, layer: Layer, placement: TokenPlacement, width: int, memory_words: int) -> bool:
-        """Whether a token machine can send and keep what it must, and the records can be sorted."""
+        """Whether a token machine has room for what it sends and keeps, and the records can be sorted."""
         tables = layer.attention.hasher.tables if isinstance(layer.attention, Anna) else 1
         heads, record, answer = len(layer.heads), _record(layer), 3 + _value_words(layer)
         sends = 2 * tables * heads * record + -(-width // record) * record
@@ -61,16 +61,16 @@ class CollisionLayer:
 
     @property
     def machines(self) -> int:
-        """Machines besides the token machines."""
+        """The number of machines besides the token machines."""
         return self.match.machines
 
     @property
     def rounds(self) -> int:
-        """One to deal, then to sort, scan and answer."""
+        """One round to deal out, then those to sort, scan and answer."""
         return 1 + self.match.rounds
 
     def begin(self, token: Numbers, x: Tensor) -> Mail:
-        """Every token machine keeps its rows and deals out keys and queries of every head and table."""
+        """Every token machine keeps its rows and deals out the keys and queries of every head and table."""
         home = self.placement.machine_of(token)
         keep = real_words(padded(x, self.width))
         folds = -(-self.width // self.record)
@@ -96,7 +96,7 @@ class CollisionLayer:
         return join_mail(*parts)
 
     def _codes(self, rows: Tensor) -> tuple[Words, NDArray[np.bool_]]:
-        """The code words of each row and table, and which rows can match at all."""
+        """The code of each row in each table, as words, and which rows can match at all."""
         rows = rows.double() if rows.is_floating_point() else rows.to(torch.float64)
         if isinstance(self.layer.attention, Anna):
             hasher = self.layer.attention.hasher
@@ -110,13 +110,13 @@ class CollisionLayer:
         return words, np.asarray(~np.isnan(rows.numpy()).any(axis=1))
 
     def step(self, i: int, mail: Mail) -> Mail:
-        """Rounds after the first: the token machines wait, the others sort, scan and at last answer."""
+        """Rounds after the first: the token machines wait; the others sort, scan and finally answer."""
         first = self.placement.machines
         at_home = mail.dest < first
         kept, away = mail.take(at_home), mail.take(~at_home)
         moved = Mail(away.dest - first, away.src - first, away.words)
         if i == 0:
-            # What was dealt came from token machines; sorting looks at receivers only.
+            # These records came from token machines, whose numbers mean nothing here; sorting uses only receivers.
             moved = Mail(moved.dest, moved.dest, moved.words)
         sent = self.match.step(i, moved, lambda mail: mail, self._answer)
         if i < self.match.rounds - 1:
@@ -139,7 +139,7 @@ class CollisionLayer:
         return Mail(home, mail.dest[query], np.column_stack([token, head, known[query]]))
 
     def finish(self, mail: Mail) -> tuple[Numbers, Tensor]:
-        """The tokens and their rows after the layer: sums over counts, then the layer's own element-wise functions."""
+        """The tokens and their rows after the layer: sums over counts, then the layer's element-wise functions."""
         own = mail.take(mail.src == mail.dest)
         rows = unfold(own.words, self.width)
         token = self.placement.tokens_of(own.dest[:: -(-self.width // self.answer)])

@@ -14,9 +14,9 @@ __all__ = ["LowRankLayer"]
 
 
 class LowRankLayer:
-    """Σ_j k_j v_jᵀ of all heads, added up over a tree of token machines and sent back down: max(1, 2·depth) rounds.
+    """The sum Σ_j k_j v_jᵀ of every head goes up a tree of token machines and down again: max(1, 2·depth) rounds.
 
-    The r x m matrices of all heads together are one summary; it travels as records as wide as a token's row.
+    The r x m matrices of all heads form one summary, which travels as records as wide as a token's row.
     """
 
     def __init__(self, layer: Layer, placement: TokenPlacement, width: int, memory_words: int) -> None:
@@ -27,13 +27,13 @@ class LowRankLayer:
 
     @classmethod
     def fits(cls, layer: Layer, placement: TokenPlacement, width: int, memory_words: int) -> bool:
-        """Whether a token machine holds its rows and one summary, and a node two."""
+        """Whether a token machine can hold its rows and one summary, and a node two summaries."""
         summary = -(-_length(layer) // width) * width
         return max(placement.per_machine * width + summary, 2 * summary) <= memory_words
 
     @property
     def machines(self) -> int:
-        """Machines besides the token machines."""
+        """The number of machines besides the token machines."""
         return self.tree.machines
 
     @property
@@ -42,7 +42,7 @@ class LowRankLayer:
         return max(1, 2 * self.tree.depth)
 
     def begin(self, token: Numbers, x: Tensor) -> Mail:
-        """Every token machine keeps its rows and sends the sum of its tokens' products up."""
+        """Every token machine keeps its rows and sends the sum of its tokens' products to its parent."""
         home = self.placement.machine_of(token)
         keep = Mail(home, home, real_words(padded(x, self.width)))
         if self.tree.depth == 0:
@@ -56,14 +56,14 @@ class LowRankLayer:
         for head in self.layer.heads:
             key, value = head.key(local).double().numpy(), padded(head.value(local), head.value_width)
             parts.append((key[:, :, None] * value[:, None, :]).reshape(len(key), -1))
-        # Row by row in order: the same bits whichever machines are computed together.
+        # Added row by row, in order, so that the bits do not depend on which machines are computed together.
         return home[first], real_words(np.add.reduceat(np.hstack(parts), first, axis=0))
 
     def _send(self, src: Numbers, dest: Numbers, sums: Words) -> Mail:
         return Mail(np.repeat(dest, self.folds), np.repeat(src, self.folds), fold(sums, self.width))
 
     def step(self, i: int, mail: Mail) -> Mail:
-        """Rounds after the first: nodes add up what their children sent, then tell them the whole sum."""
+        """Rounds after the first: nodes add up what their children sent, and then tell them the total."""
         level = self.tree.level(mail.dest)
         kept, inner = mail.take(level == 0), mail.take(level > 0)
         nodes, sums = reduce_groups(inner.dest[:: self.folds], unfold(inner.words, self.length), _add)
@@ -77,7 +77,7 @@ class LowRankLayer:
         return join_mail(Mail(kept.dest, kept.dest, kept.words), sent)
 
     def finish(self, mail: Mail) -> tuple[Numbers, Tensor]:
-        """The tokens and their rows after the layer: queries times the sum, then the element-wise functions."""
+        """The tokens and their rows after the layer: queries times the total, then the element-wise functions."""
         own = mail.take(mail.src == mail.dest)
         token = self.placement.tokens_of(own.dest)
         local = self.layer.local(torch.from_numpy(word_reals(own.words)))

@@ -1,4 +1,4 @@
-"""The attention of one layer, ready to be called: exact match, ANNA with drawn hash functions, or low rank."""
+"""The attention of a layer, ready to be called: exact match, ANNA with its hash functions, or low rank."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class LowRank:
 
 
 Attention = ExactMatch | Anna | LowRank
-"""What a layer can attend with."""
+"""Any of the three."""
 
 
 def _one_head(attend: Callable[..., Tensor], *rows: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""The last layer: tokens read the output from the machines (the paper's Lemma "Final Output").
+"""The last layer, in which tokens read the output from the machines (the paper's Lemma "Final Output").
 
-The lemma spends a layer on it, after one that delivers the last round's messages. One layer does both: a token asks not
-for the mail of its own machine but for that of the machine that holds its output word, and picks the word. So a
-protocol of R rounds, each of which ends with a delivery, takes R + 1 layers.
+The lemma spends a layer on this, after one that delivers the messages of the last round. Here one layer does both: a
+token asks for the mail of the machine that holds its output word, not for that of its own machine, and picks the word.
+So a protocol of R rounds, each of which ends with a delivery, takes R + 1 layers.
 """
 
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ TOKEN, PRESENT, WORDS = range(3)
 
 @dataclass(frozen=True)
 class Readers:
-    """Which machine's mail a token reads: its own, or, with `each` output words a machine, that of its word."""
+    """Which machine's mail a token reads: its own or, with `each` output words per machine, that of its output word."""
 
     machines: int
     each: int | None = None
 
     def machine(self, token: Numbers) -> Numbers:
-        """The machine each token reads; from `machines` on there is none."""
+        """The machine that each token reads; numbers from `machines` upwards mean none."""
         return token if self.each is None else token // self.each
 
     def first(self, token: Numbers) -> NDArray[np.bool_]:
@@ -45,9 +45,9 @@ def output_function(protocol: Protocol, rows: MachineRows, readers: Readers) -> 
 
 
 def output_rows(protocol: Protocol, rows: MachineRows, readers: Readers, x: Tensor) -> Tensor:
-    """ψ: from the mail of a token's machine to its output, (token, 1, word), or (token, 0, …) if it has none.
+    """From the mail that a token has read to its output: (token, 1, word), or (token, 0, …) if it has none.
 
-    What `gather` makes of one machine's mail are that machine's outputs in order, as in the paper's Definition "MPC".
+    `gather`, applied to one machine's mail, gives that machine's outputs in order, as in the paper's Definition "MPC".
     """
     token, mail = rows.read(x)
     machine = readers.machine(token)

@@ -1,4 +1,4 @@
-"""One layer for each round: machines compute, and attention carries their messages (the paper's Lemma "Routing")."""
+"""One layer per round: machines compute, and attention carries their messages (the paper's Lemma "Routing")."""
 
 from dataclasses import dataclass
 
@@ -42,7 +42,7 @@ def route_layers(
 
 
 def packet_width(rows: MachineRows) -> int:
-    """Numbers in a slot, Δ: (1, sender, its square, receiver, words a record, records) and s words of limbs each."""
+    """The numbers in a slot, Δ: (1, sender, its square, receiver, words per record, records) and s words in limbs."""
     return HEADER + BODY + rows.limits.memory_words * rows.limbs
 
 
@@ -50,8 +50,8 @@ def packet_width(rows: MachineRows) -> int:
 class Route:
     """The layer of one round: `local` is the machines' step, head h carries every machine's h-th message.
 
-    All a machine sends to one other machine is one message. Queries are the machines' own names; the key of a token is
-    the name of the receiver of its h-th message; the value is the message in the sparse code, read out by `decode`.
+    All that a machine sends to one other machine is one message. A token's query is its machine's own name. Its key is
+    the name of the receiver of its h-th message. Its value is that message in the sparse code, which `decode` reads.
     """
 
     protocol: Protocol
@@ -64,19 +64,19 @@ class Route:
     readers: Readers
 
     def layer(self) -> Layer:
-        """Heads that differ in nothing but the number of the message they carry."""
+        """A layer whose heads differ only in the number of the message they carry."""
         return Layer(
             [self._head(h) for h in range(self.heads)], self.attention, self._compute, self._update, self.rows.width
         )
 
     def _compute(self, x: Tensor) -> Tensor:
-        """The machines' own work: from inbox to outbox."""
+        """The machines' local computation, from inbox to outbox."""
         token, inbox = self.rows.read(x)
         sent = inbox
         if len(inbox):
             sent = self.protocol.step(self.round, inbox)
             check_sent(self.round, sent, self.rows.limits, have_mail(inbox, self.rows.limits.machines))
-        # By sender, then receiver; what one sends to one other stays in order.
+        # Ordered by sender, then receiver; records from one to the other stay in order.
         sent = sent.take(np.lexsort([sent.dest, sent.src]))
         return self.rows.write(token, sent.src, sent.dest, sent.words)
 
@@ -111,7 +111,7 @@ class Route:
         return Head(query, key, value, self.names.width, width, nonzeros, read, takes_part)
 
     def _message(self, x: Tensor, h: int) -> tuple[Numbers, Numbers, Numbers, Words]:
-        """The rows that have an h-th message, its receiver, its number of records and its words, zeros at the end."""
+        """The rows that have an h-th message; its receiver, its number of records, and its words, padded with zeros."""
         token, mail = self.rows.read(x)
         owner, dest = mail.dest, mail.src
         new = np.ones(len(mail), bool)
@@ -128,7 +128,7 @@ class Route:
         return np.searchsorted(token, owner[first[chosen]]), dest[first[chosen]], count, words
 
     def _update(self, x: Tensor, reads: list[Decoded]) -> Tensor:
-        """The next inbox: all messages of all heads in the order of their senders."""
+        """The next inbox: the messages of all heads, ordered by sender."""
         token = _tokens(x)
         parts = [self._opened(token, h, decoded) for h, decoded in enumerate(reads)]
         full = [part for part in parts if len(part)]

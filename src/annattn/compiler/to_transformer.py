@@ -13,7 +13,7 @@ from annattn.compiler.out import Readers, output_function
 from annattn.compiler.route import route_layers
 from annattn.compiler.sizes import senders_per_head, value_widths
 from annattn.compiler.sparse_code import message_code
-from annattn.compiler.validation import check_arguments, check_by_running, check_memory
+from annattn.compiler.validation import check_arguments, check_by_running, check_sizes
 from annattn.mpc import with_partners
 from annattn.mpc.model import Protocol
 
@@ -34,24 +34,27 @@ def to_transformer(
 ) -> CompiledProtocol:
     """A transformer of R + 1 layers that computes what the protocol computes (Theorem "ANNA simulates MPC").
 
-    With q machines of s words of `limbs` numbers (1 up to 32 bits, else 2):
-    layers R + 1; heads α = min(s, q), or min(k + 1, s, q) if a machine has at most k partners besides itself;
-    queries and keys ⌈log2(q + 2)⌉ wide; values max(s·(2 + limbs), slots·Δ) wide with Δ = 6 + s·limbs, and slots
-    ⌈12·α⁴·ln q⌉ in mode "theorem" and min(q, 4α + 32) in mode "practical".
+    The sizes, for q machines of s words, where a word is `limbs` numbers (1 up to 32 bits, else 2):
+
+    - layers: R + 1;
+    - heads: α = min(s, q), or min(k + 1, s, q) if a machine has at most k partners besides itself;
+    - width of queries and keys: ⌈log2(q + 2)⌉;
+    - width of values: max(s·(2 + limbs), slots·Δ) with Δ = 6 + s·limbs, where slots is ⌈12·α⁴·ln q⌉ in mode "theorem"
+      and min(q, 4α + 32) in mode "practical".
 
     Args:
-        protocol: deterministic and within its limits, which is tried out on an example before anything is compiled.
-        attention: "ema" is exact-match attention, "anna" hashing with planned functions that tell all names apart.
-        partners: k, to compile the protocol that `with_partners` makes of it: the improved theorem.
-        mode: "theorem" takes the lemma's slots, "practical" the fewest that decode; every message is checked as it is
-            decoded, and one that cannot be is an error naming layer, head and token.
-        outputs_each: how many output words each machine holds, in order, when the protocol ends. With it token i holds
-            output word i after the last layer, as in the Lemma "Final Output"; without it machine i's mail, from which
-            the protocol's own `gather` reads the output.
-        example: an input to try the protocol on; its own sample or random words if not given.
+        protocol: must be deterministic and within its limits; it is run on an example before anything is compiled.
+        attention: "ema" is exact-match attention; "anna" is hashing, with planned functions that tell all names apart.
+        partners: k, to compile the protocol that `with_partners` makes: the improved theorem.
+        mode: "theorem" takes the lemma's slots, "practical" as few as can be decoded. Every message is checked when it
+            is decoded; one that cannot be decoded is an error that names layer, head and token.
+        outputs_each: how many output words each machine holds, in order, when the protocol ends. If given, token i
+            holds output word i after the last layer, as in the Lemma "Final Output". Otherwise token i holds machine
+            i's mail, from which the protocol's own `gather` reads the output.
+        example: an input to try the protocol on; by default its own sample or random words.
         slots: another number of slots for mode "practical".
-        seed: of the code's matrix.
-        memory_bytes: what one head may take; wider values are refused.
+        seed: decides the matrix of the code.
+        memory_bytes: the memory that one head may take; wider values are refused.
 
     >>> from annattn.mpc.protocols import Sum
     >>> model = to_transformer(Sum(n=9, memory_words=3))
@@ -63,13 +66,13 @@ def to_transformer(
     check_arguments(protocol, attention, mode, outputs_each)
     source = protocol if partners is None else with_partners(protocol, partners)
     limits, widths = source.limits, value_widths(source.limits, mode, slots)
-    check_memory(limits, widths, memory_bytes)
+    check_sizes(limits, widths, memory_bytes)
     check_by_running(protocol, example)
     if source is not protocol:
         check_by_running(source, example)
 
-    # What all layers share: a token's row is a machine's mail, names are queries and keys, values are in a code that
-    # averaging does not destroy.
+    # What all layers share: a token's row is a machine's mail, queries and keys are names of machines, and values are
+    # messages in a code that survives averaging.
     rows, names, heads = MachineRows(limits), Identifiers(limits.machines), senders_per_head(limits)
     code = message_code(heads, limits.machines, mode, slots, seed)
     attend: Attention = ExactMatch() if attention == "ema" else Anna(separating_hasher(names))

@@ -1,4 +1,4 @@
-"""The token machines: where the rows of tokens live while a protocol computes a transformer."""
+"""The token machines, which hold the rows of tokens while a protocol computes a transformer."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class TokenPlacement:
 
     @property
     def machines(self) -> int:
-        """How many token machines there are."""
+        """The number of token machines."""
         return -(-self.tokens // self.per_machine)
 
     def machine_of(self, token: Numbers) -> Numbers:
@@ -34,12 +34,12 @@ class TokenPlacement:
         return token // self.per_machine
 
     def tokens_of(self, machine: Numbers) -> Numbers:
-        """The tokens, given the machine of each in order."""
+        """The tokens, given the machine of each one, in order."""
         return machine * self.per_machine + index_within(machine)
 
 
 def padded(x: Tensor, width: int) -> NDArray[np.float64]:
-    """Rows as float64, with trailing zeros up to the declared width."""
+    """Rows as float64, padded with zeros to the declared width."""
     if x.ndim != 2 or x.shape[1] > width:
         raise CompileError("rows", given=f"shape {tuple(x.shape)}", expected=f"at most {width} columns")
     rows = np.zeros((len(x), width))

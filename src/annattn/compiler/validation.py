@@ -1,4 +1,4 @@
-"""What is refused before anything is compiled, and why."""
+"""The checks that come before compiling: arguments, sizes, and a trial run of the protocol."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ from annattn.mpc import check_sharding
 from annattn.mpc.delivery import check_received, check_sent, deliver, deliver_input, have_mail
 from annattn.mpc.model import Limits, Mail, Protocol, check_input
 
-__all__ = ["check_arguments", "check_by_running", "check_memory", "example_of"]
+__all__ = ["check_arguments", "check_by_running", "check_sizes", "example_of"]
 
 MOST_MACHINES = 2**20
 
 
 def check_arguments(protocol: Protocol, attention: str, mode: str, outputs_each: int | None) -> None:
-    """Raise unless the options of `to_transformer` are among those it has."""
+    """Raise unless `to_transformer` was given a protocol and options that exist."""
     if not isinstance(protocol, Protocol):
         raise InputError("protocol", given=type(protocol).__name__, expected="an annattn.mpc.Protocol")
     if attention not in ("ema", "anna"):
@@ -32,14 +32,14 @@ def check_arguments(protocol: Protocol, attention: str, mode: str, outputs_each:
         raise CompileError("protocol", given="no rounds", expected="at least one to read outputs in")
 
 
-def check_memory(limits: Limits, widths: ValueWidths, memory_bytes: int) -> None:
-    """Raise unless sums over senders are exact in float64 and the values of one head fit the memory."""
+def check_sizes(limits: Limits, widths: ValueWidths, memory_bytes: int) -> None:
+    """Raise unless sums over senders are exact in float64 and the values of one head fit into the memory."""
     senders = senders_per_head(limits)
     if limits.machines > MOST_MACHINES or senders * limits.machines**2 > 2**52:
         given = f"{limits.machines} machines, {senders} senders per head"
         expected = f"at most {MOST_MACHINES} machines, and sums of their squared numbers below 2^52, exact in float64"
         raise CompileError("protocol", given=given, expected=expected)
-    # Four arrays of the size of the values: these, their averages, the averages as whole numbers, and the code.
+    # Four arrays of this size: the values, their averages, the averages as whole numbers, and the matrix of the code.
     width = max(widths.built, init_width(MachineRows(limits)))
     needed = 4 * 8 * limits.machines * width
     if needed > memory_bytes:
@@ -49,7 +49,7 @@ def check_memory(limits: Limits, widths: ValueWidths, memory_bytes: int) -> None
 
 
 def example_of(protocol: Protocol) -> Any:
-    """An input to try a protocol on: its own sample, or random words of the right number."""
+    """An input to try a protocol on: its own sample, or as many random words as it takes."""
     rng = np.random.default_rng(0)
     sample = getattr(protocol, "sample", None)
     if callable(sample):
@@ -63,7 +63,7 @@ def example_of(protocol: Protocol) -> Any:
 
 
 def check_by_running(protocol: Protocol, example: ArrayLike | None) -> None:
-    """Raise CompileError unless the protocol, run on an example, is deterministic, local and within its limits."""
+    """Run the protocol on an example; raise CompileError unless it is deterministic, local and within its limits."""
     name = type(protocol).__name__
     try:
         words = check_input(protocol, example_of(protocol) if example is None else example)

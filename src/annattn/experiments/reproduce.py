@@ -1,4 +1,4 @@
-"""The experiments of the paper and ours, each from nothing to numbers and a picture; `annattn reproduce` runs them."""
+"""The paper's experiments and ours, each from training to numbers and figures; `annattn reproduce` runs them."""
 
 import platform
 from collections.abc import Callable
@@ -24,7 +24,7 @@ __all__ = ["EXPERIMENTS", "PROFILES", "ExperimentContext", "Finding", "Profile"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One measured number, with its spread over draws of the hash functions, beside the number asked for.
+    """One measured number, its spread over draws of the hash functions, and the number asked for.
 
     >>> Finding("error", 0.01, at_most=0.05).holds
     True
@@ -37,19 +37,19 @@ class Finding:
 
     @property
     def holds(self) -> bool:
-        """Whether it is as low as asked; true when nothing was asked."""
+        """Whether the number is as low as asked for; true if nothing was asked for."""
         return self.at_most is None or self.measured <= self.at_most
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How much of everything to do.
+    """How much an experiment trains and measures.
 
-    - share: of a recipe's steps, by the recipe's name; `others` for those not named.
-    - seeds: how many runs where several are asked for.
-    - samples, draws: of the measurements.
-    - first, second: numbers of tables of the induction heads' grid.
-    - lengths: at which associative recall is read.
+    - share: the share of a recipe's steps, by the recipe's name; `others` for recipes that are not named.
+    - seeds: the number of runs, where several are asked for.
+    - samples, draws: the numbers of sequences and of draws in a measurement.
+    - first, second: the numbers of tables in the two layers, for the grid of induction heads.
+    - lengths: the lengths at which associative recall is measured.
     - leaves_out: experiments that run only when they are named.
     """
 
@@ -73,11 +73,11 @@ _QUICK = {
     "induction_latest": 0.5,
 }
 _PAPER_STEPS = 400_000
-# The recipes of the paper's way on induction heads are shorter than the paper's run.
+# These recipes follow the paper but are shorter than its run.
 _FULL = {name: _PAPER_STEPS / RECIPES[name].steps for name in RECIPES if name.startswith("induction_paper")}
 
 PROFILES: dict[str, Profile] = {
-    # The paper's two figures, the paper's way and trained directly, in a quarter of an hour on two cores.
+    # The paper's two figures, trained the paper's way and directly, in a quarter of an hour on two cores.
     "quick": Profile(_QUICK, 1.0, 1, 64, 3, (32, 64, 96), (4, 16, 32), leaves_out=("k_hop", "ablations", "recall")),
     "full": Profile(_FULL, 1.0, 10, 256, 10, tuple(range(32, 97, 8)), tuple(range(4, 33, 4))),
 }
@@ -85,10 +85,10 @@ PROFILES: dict[str, Profile] = {
 
 @dataclass
 class ExperimentContext:
-    """Where an experiment trains, measures and writes.
+    """What an experiment trains, measures and writes with.
 
-    - run: trains (recipe, name, seed, folder) before the model is asked for; the command line shows a bar meanwhile.
-    - watch: told what is measured and in how many parts, it gives a function to call after each part.
+    - run: trains (recipe, name, seed, folder) before a model is needed; the command line shows a progress bar.
+    - watch: gets what is measured and the number of parts; the function it yields is called after each part.
     """
 
     folder: Path
@@ -99,7 +99,7 @@ class ExperimentContext:
     run: Callable[[Recipe, str, int, Path], None] | None = None
 
     def model(self, name: str, *, seed: int = 0, recipe: Recipe | None = None) -> Transformer:
-        """A trained model of this recipe, trained now or found finished in the folder."""
+        """A trained model of this recipe: found finished in the folder, or trained now."""
         recipe = recipe or RECIPES[name]
         share = self.profile.share.get(name, self.profile.others)
         recipe = recipe if share == 1 else recipe.shortened(share)
@@ -109,13 +109,13 @@ class ExperimentContext:
         return train(recipe, seed=seed, folder=place)
 
     def errors(self, model: Transformer, task: Any, cells: list[tuple[AttentionConfig, ...]]) -> list[Error]:
-        """Errors with these mechanisms under the profile's samples and draws."""
+        """The errors with these mechanisms, with the profile's numbers of samples and draws."""
         samples, draws = self.profile.samples, self.profile.draws
         with self.watch("measuring", len(cells)) as advance:
             return grid(model, task, cells, samples=samples, draws=draws, report=lambda at, error: advance())
 
     def best(self, model: Transformer, task: Any, choices: list[list[tuple[AttentionConfig, ...]]]) -> list[Error]:
-        """For each list the error of the mechanisms that do best on a few sequences of the split "validation"."""
+        """For each list, the error of the mechanisms that do best on a few sequences of the split "validation"."""
         few = task.sample(16, (0, 4), split="validation")
 
         with self.watch("choosing z", sum(map(len, choices))) as advance:
@@ -128,7 +128,7 @@ class ExperimentContext:
         return self.errors(model, task, chosen)
 
     def write(self, name: str, findings: list[Finding], data: Any) -> list[Finding]:
-        """Keep the numbers, with the machine and the versions that gave them."""
+        """Write the numbers to a file, with the machine and the versions that gave them."""
         made = [asdict(one) for one in findings]
         machine = {"processor": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def match2_paper(context: ExperimentContext) -> list[Finding]:
 
 
 def match2_direct(context: ExperimentContext) -> list[Finding]:
-    """Match2 with ANNA trained itself: the error of every seed with at most 4 tables."""
+    """Match2 with ANNA trained directly: the error of every seed with at most 4 tables."""
     recipe = RECIPES["match2_direct"]
     task, found = recipe.make_task(), []
     for seed in range(context.profile.seeds):
@@ -166,7 +166,7 @@ def match2_direct(context: ExperimentContext) -> list[Finding]:
 
 
 def induction_heads(context: ExperimentContext) -> list[Finding]:
-    """Figure "Induction heads", the paper's way, and the same grid for ANNA trained itself and for latest match."""
+    """Figure "Induction heads", the paper's way, and the same grid for ANNA trained directly and for latest match."""
     rows, columns = context.profile.first, context.profile.second
     task = RECIPES["induction_direct"].make_task()
     data, maps, corners = {}, {}, {}
@@ -208,7 +208,7 @@ def induction_heads(context: ExperimentContext) -> list[Finding]:
 
 
 def betas(context: ExperimentContext) -> list[Finding]:
-    """The paper's way with β = 0.1, 1 and 10: the surrogate's own error, and hashed with the best z."""
+    """The paper's way with β = 0.1, 1 and 10: the error of the surrogate, and of hashing with the best z."""
     findings = []
     for way, best, tables in (("match2_paper", 0.1, (8,)), ("induction_paper", 1.0, (32, 4))):
         for beta in (0.1, 1.0, 10.0):
@@ -224,7 +224,7 @@ def betas(context: ExperimentContext) -> list[Finding]:
 
 
 def k_hop(context: ExperimentContext) -> list[Finding]:
-    """k-hop with four layers of ANNA trained itself: the error over all tokens for k = 1 … 4 hops."""
+    """The k-hop task with four layers of ANNA trained directly: the error over all tokens for k = 1 … 4 hops."""
     recipe = RECIPES["k_hop_direct"]
     model, task = context.model("k_hop_direct"), KHop(**recipe.task_options)
     findings, data = [], {}
@@ -239,7 +239,7 @@ def k_hop(context: ExperimentContext) -> list[Finding]:
 
 
 def ablations(context: ExperimentContext) -> list[Finding]:
-    """Induction heads trained directly, with one thing changed at a time: the error hashed."""
+    """Induction heads trained directly, with one thing changed at a time: the error with hashing."""
     base = RECIPES["induction_direct"]
     learned = replace(base.model, positions="learned", rotary=(False, False))
 
@@ -264,13 +264,13 @@ def ablations(context: ExperimentContext) -> list[Finding]:
 
 
 def recall(context: ExperimentContext) -> list[Finding]:
-    """Associative recall, trained at N = 256 and read at N = 256, 4,096 and 16,384: the share of right answers."""
+    """Associative recall, trained at N = 256 and measured at N = 256, 4,096 and 16,384: the share of right answers."""
     findings, data = [], {}
     for name in ("recall_anna", "recall_softmax", "recall_low_rank"):
         model, recipe, lengths = context.model(name), RECIPES[name], context.profile.lengths
         with context.watch("measuring", len(lengths)) as advance:
             for n in lengths:
-                # As many pairs a token as in training: a quarter of the tokens are keys.
+                # As many pairs per token as in training: a quarter of the tokens are keys.
                 task = AssociativeRecall(**(recipe.task_options | {"n": n, "pairs": n // 4}))
                 held_out = task.sample(max(1, min(context.profile.samples, 64 * 256 // n)), (0, 2), split="test")
                 draws = context.profile.draws if name == "recall_anna" else 1
@@ -294,7 +294,7 @@ EXPERIMENTS: dict[str, Callable[[ExperimentContext], list[Finding]]] = {
 
 
 def _with_tables(attention: tuple[AttentionConfig, ...], tables: tuple[int, ...]) -> tuple[AttentionConfig, ...]:
-    """The hashed mechanisms of a recipe with other tables."""
+    """The hashed mechanisms of a recipe with other numbers of tables."""
     changed = []
     for one, count in zip(attention, tables, strict=True):
         assert isinstance(one, AnnaConfig | LatestMatchConfig)
@@ -303,7 +303,7 @@ def _with_tables(attention: tuple[AttentionConfig, ...], tables: tuple[int, ...]
 
 
 def _hash_choices(tables: tuple[int, ...]) -> list[tuple[AttentionConfig, ...]]:
-    """ANNA with so many tables a layer, for every choice of z = 1 … 4 in each layer, as in the paper."""
+    """ANNA with these numbers of tables per layer, for every choice of z = 1 … 4 in each layer, as in the paper."""
     return [
         tuple(AnnaConfig("hyperplane", count, z) for count, z in zip(tables, hashes, strict=True))
         for hashes in product(range(1, 5), repeat=len(tables))

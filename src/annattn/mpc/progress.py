@@ -9,7 +9,7 @@ __all__ = ["reporter"]
 
 
 def reporter(progress: bool | Progress) -> Progress:
-    """What an engine calls after every round: the caller's function, one that writes a line, or one that does nothing."""
+    """What an engine calls after every round: the caller's function, one that writes a line, or one that is silent."""
     if callable(progress):
         return progress
     return _write if progress else _nothing

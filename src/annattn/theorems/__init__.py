@@ -30,4 +30,4 @@ THEOREMS: dict[str, Theorem] = {
     "k-hop": k_hop.row,
     "sum-and-reformer": sum_and_reformer.row,
 }
-"""Every row by name: call it with an effort, `"tiny"`, `"quick"` or `"full"`, and it gives its `Verdict`."""
+"""Every row by name. Call it with an effort, `"tiny"`, `"quick"` or `"full"`, to get its `Verdict`."""

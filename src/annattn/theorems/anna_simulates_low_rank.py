@@ -1,10 +1,12 @@
 """Theorem "ANNA simulates low-rank attention": depth O(L), heads O(N^((ε'−ε)/4)), width O(N^ε') for rm = N^ε.
 
-A random low-rank transformer becomes a protocol (a tree of ⌊s/rm⌋ children a node adds up the matrices k_i v_iᵀ, up and
-down again), and that protocol an ANNA-transformer, which must give the first transformer's numbers, bit for bit.
+A random low-rank transformer becomes a protocol, in which a tree with ⌊s/rm⌋ children per node adds up the matrices
+k_i v_iᵀ and sends the sum back down. That protocol becomes an ANNA-transformer, which must give the first
+transformer's numbers, bit for bit.
 
-With r = m = N^(1/6), ε = 1/3 and s = 8·N^(1/2) the tree has at most N^(2/3) leaves and N^(1/6) children a node: depth
-at most 4, so at most 8L + 1 rounds and 8L + 2 layers. With N^ρ partners, ρ = 1/12, width is O(N^(1/2 + 4ρ)): ε' = 5/6.
+With r = m = N^(1/6), ε = 1/3 and s = 8·N^(1/2) the tree has at most N^(2/3) leaves and N^(1/6) children per node. Its
+depth is at most 4, so there are at most 8L + 1 rounds and 8L + 2 layers. With N^ρ partners, ρ = 1/12, the width is
+O(N^(1/2 + 4ρ)): ε' = 5/6.
 """
 
 import math
@@ -50,7 +52,7 @@ def as_protocol(transformer: Transformer, n: int) -> TransformerProtocol:
 
 
 def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
-    """Theorem "ANNA simulates low-rank attention": low rank to protocol to ANNA, with its sizes.
+    """Theorem "ANNA simulates low-rank attention": from low rank to a protocol to ANNA, and the sizes.
 
     >>> row("tiny").holds
     True

@@ -1,10 +1,10 @@
 """Theorem "EMA simulates MPC" and its corollary for ANNA: R + 1 layers, O(N^ε) heads, width O(N^(5ε) log N).
 
-The protocol is one that sends as much as its limits allow, with s = N^ε words on each of N machines; further ones from
-the library ride along. Each is compiled, run on exact-match attention and on real hashing, and compared with its own
-run on the machines. The sizes are the lemma's (α = s, so 12·s⁴·ln N slots of 6 + s numbers); where values that wide fit
-the memory they are also what runs, elsewhere fewer slots run, and the width they have is in the notes. The paper's
-example, 3-SUM in O(1) layers from s of about N^(1/2), is a bound of its own.
+The main protocol sends as much as its limits allow, with s = N^ε words on each of N machines; some protocols of the
+library are tried as well. Each is compiled, run on exact-match attention and on real hashing, and compared with its own
+run on machines. The sizes are the lemma's: α = s, so 12·s⁴·ln N slots of 6 + s numbers. Where values of that width fit
+into memory, they are also run. Elsewhere the runs use fewer slots, and the notes say how wide those values are. The
+paper's example, 3-SUM in O(1) layers from s of about N^(1/2), has a bound of its own.
 """
 
 import math
@@ -30,7 +30,7 @@ exchange = partial(full_exchange, epsilon=EPSILON, rounds=ROUNDS)
 
 
 def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
-    """Theorem "EMA simulates MPC", corollary "ANNA simulates MPC": sizes and outputs of compiled protocols.
+    """Theorem "EMA simulates MPC" and corollary "ANNA simulates MPC": sizes and outputs of compiled protocols.
 
     >>> row("tiny").holds
     True

@@ -1,9 +1,9 @@
 """Theorem "EMA simulates MPC with improved embedding dimension": O(N^((ε'−ε)/4)) heads and width O(N^ε').
 
-First every machine is made to talk to at most k = N^ρ others a round, ρ = (ε'−ε)/4, which costs 2⌈log_(k+1) N⌉ − 1
-rounds for one: at most 2/ρ − 1, where Proposition 24 of Sanford et al. has O(1/ρ²). Then α = k + 1 (a machine may also
-write to itself), and the lemma's width is 12·(k+1)⁴·ln q slots of Δ = 6 + 2·s' numbers, s' = 3s + 32·digits being the
-memory the rewritten protocol needs.
+First the protocol is rewritten so that a machine talks to at most k = N^ρ others per round, ρ = (ε'−ε)/4. One round
+becomes 2⌈log_(k+1) N⌉ − 1 rounds, at most 2/ρ − 1, where Proposition 24 of Sanford et al. has O(1/ρ²). Then α = k + 1,
+because a machine may also write to itself, and the lemma's width is 12·(k+1)⁴·ln q slots of Δ = 6 + 2·s' numbers, where
+s' = 3s + 32·digits is the memory of the rewritten protocol.
 """
 
 import math

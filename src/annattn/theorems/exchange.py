@@ -1,4 +1,4 @@
-"""A protocol that uses all its limits allow: the thing to simulate when only the sizes of the simulation matter."""
+"""A protocol that uses all that its limits allow, to be simulated where only the sizes of a simulation matter."""
 
 from math import gcd
 
@@ -13,11 +13,11 @@ __all__ = ["Exchange", "full_exchange"]
 
 
 class Exchange(Protocol):
-    """N words on N machines of s words; in every round a machine scrambles its words and sends them to others.
+    """N words on N machines of s words; in every round each machine scrambles its words and sends them to others.
 
-    The h-th word of machine i goes to machine a·i + b mod N, with a coprime to N and b drawn from (seed, round, h).
-    Each machine receives one such word at most, so a machine with s words sends s and none receives more than s.
-    What is sent depends on all a machine holds, so a single message gone wrong changes the output.
+    The h-th word of machine i goes to machine a·i + b mod N, where a, coprime to N, and b are drawn from (seed, round,
+    h). Each machine receives at most one such word, so no machine receives more than s words. What a machine sends
+    depends on all that it holds, so a single wrong message changes the output.
 
     >>> from annattn.mpc import run
     >>> output, trace = run(Exchange(8, memory_words=3, rounds=2), range(8))

@@ -1,7 +1,7 @@
 """Theorem "ANNA-transformers solve k-hop": O(log k) layers, by doubling (`KHop`), compiled.
 
-At s = 6·N^(2/3) every σ(w, i) is known after 6 rounds; each binary digit of k takes two more: 9 + 2⌊log2 k⌋ layers.
-With k' = N^ρ partners a round becomes at most 2⌈(1−ε)/ρ⌉ − 1.
+At s = 6·N^(2/3) every σ(w, i) is known after 6 rounds, and each binary digit of k takes two more. That makes
+9 + 2⌊log2 k⌋ layers. With k' = N^ρ partners one round becomes at most 2⌈(1−ε)/ρ⌉ − 1 rounds.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ CASES = {
 
 
 def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
-    """Theorem "ANNA-transformers solve k-hop": the compiled protocol against the Definition, layers against log k.
+    """Theorem "ANNA-transformers solve k-hop": the compiled protocol and the Definition, layers and log k.
 
     >>> row("tiny").holds
     True
@@ -61,7 +61,7 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
             at_most("value width, few partners", predicted.lemma_width, width_limit(n), WIDTH_LIMIT, at),
         ]
     slope = float(np.polyfit(np.log2(JUMPS), depth, 1)[0])
-    bounds.append(at_most("layers a doubling of k", round(slope, 6), 2.1, "2, and 0.1 for rounding log2 k"))
+    bounds.append(at_most("layers per doubling of k", round(slope, 6), 2.1, "2, and 0.1 for rounding log2 k"))
     return trials.verdict(
         "ANNA-transformers solve k-hop",
         "KHop with s = 6·N^(2/3), any partners and N^ρ; ε' = 0.9, ρ = (ε'−ε)/4",

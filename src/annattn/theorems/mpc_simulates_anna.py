@@ -1,10 +1,10 @@
 """Theorem "MPC simulates ANNA": as for EMA, on O(N^(1+ε−ε'+3ρ)) machines for the ℓ = N^(3ρ) tables of Algorithm 1.
 
-Every machine holds the same hash functions: the shared random seeds. The theorem writes 3/c² for 3ρ, the best family's
-ρ; here ρ is the family's own, and ℓ, which has a factor log N more, is what `aa.plan` asks for.
+Every machine holds the same hash functions: the shared random seeds. The theorem writes 3/c² for 3ρ, with the ρ of the
+best family. Here ρ is the family's own, and ℓ, which has one more factor of log N, is what `aa.plan` asks for.
 
-The paper spreads a token's ℓ records over a tree; here its home sends them itself, which needs s ≥ 2ℓH(m+5) words. That
-is within O(N^ε') as long as ε' > ε + 3ρ.
+The paper spreads a token's ℓ records over a tree. Here the token's machine sends them itself, which needs
+s ≥ 2ℓH(m+5) words. That is within O(N^ε') as long as ε' > ε + 3ρ.
 """
 
 import math
@@ -53,7 +53,7 @@ def anna(n: int, layers: int, seed: int) -> Transformer:
 
 
 def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
-    """Theorem "MPC simulates ANNA": rounds that do not grow, machines as N^(1+ε−ε'+3ρ), and Algorithm 1's numbers.
+    """Theorem "MPC simulates ANNA": constant rounds, N^(1+ε−ε'+3ρ) machines, and the numbers of Algorithm 1.
 
     >>> row("tiny").holds
     True

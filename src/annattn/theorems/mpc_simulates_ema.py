@@ -1,9 +1,9 @@
 """Theorem "MPC simulates EMA": O(L/(ε'−ε)) rounds, s = O(N^ε') words, O(N^(1+ε−ε')) machines for mH = N^ε.
 
 Random L-layer transformers with two heads become protocols, which are run under their limits and compared with the
-transformers, bit for bit. The paper counts machines for the sorted lists, mN/s, but also names a token machine and a
-meta-information machine for each of the N tokens. Each of those needs O(m) words only, so s/m of them share a machine,
-as they do here; taken literally they would be N machines, more than N^(1+ε−ε').
+transformers, bit for bit. The paper counts the machines for the sorted lists, mN/s, but also names a token machine and
+a meta-information machine for each of the N tokens. Each of those needs only O(m) words, so s/m of them can share a
+machine, as they do here. Taken literally they would be N machines, more than N^(1+ε−ε').
 """
 
 import numpy as np
@@ -33,7 +33,7 @@ CASES = {"tiny": {256: 1}, "quick": {256: 10, 1296: 5, 4096: 3}, "full": {256: 1
 
 
 def head_width(n: int) -> int:
-    """m, such that two heads make mH = N^ε.
+    """The width m of a head, such that two heads make mH = N^ε.
 
     >>> head_width(4096)
     4
@@ -60,7 +60,7 @@ def as_protocol(transformer: Transformer, n: int, room: int) -> TransformerProto
 
 
 def run_both(trials: Trials, transformer: Transformer, protocol: TransformerProtocol, seed: int) -> None:
-    """One input to the transformer and to the protocol; the rounds that were run must be the protocol's.
+    """Run the transformer and the protocol on one input; the trace must have the protocol's number of rounds.
 
     >>> trials, model = Trials(), ema(256, 1, seed=0)
     >>> run_both(trials, model, as_protocol(model, 256, ROOM), seed=0)
@@ -83,7 +83,7 @@ def rounds_bound(protocol: TransformerProtocol, layers: int, constant: float) ->
 
 
 def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
-    """Theorem "MPC simulates EMA": rounds that do not grow, machines as N^(1+ε−ε'), and the transformer's own numbers.
+    """Theorem "MPC simulates EMA": constant rounds, N^(1+ε−ε') machines, and the transformer's own numbers.
 
     >>> row("tiny").holds
     True

@@ -1,4 +1,4 @@
-"""What rows about compiled protocols share: run the transformer against the protocol, and know its sizes at any N."""
+"""What the rows about compiled protocols share: running transformer and protocol, and predicting sizes at any N."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ class PredictedSizes:
 
     @classmethod
     def of(cls, protocol: Protocol) -> "PredictedSizes":
-        """For a protocol that is compiled as it is; pass what `with_partners` gives for the improved theorem."""
+        """The sizes of this very protocol; for the improved theorem, pass the result of `with_partners`."""
         limits = protocol.limits
         widths = value_widths(limits)
         return cls(
@@ -50,7 +50,7 @@ class PredictedSizes:
 
 
 def few_partners_width(partners: int, memory_words: float, *, digits: float, machines: float) -> float:
-    """The lemma's 12·α⁴·ln q slots of Δ numbers, with all that `with_partners` may round up.
+    """The lemma's 12·α⁴·ln q slots of Δ numbers, including all that `with_partners` may round up.
 
     α = k + 1, q ≤ (k + 1)·P machines, Δ = 6 + 2·s' numbers for words of 64 bits and s' = 3s + 32·digits words.
 
@@ -89,9 +89,9 @@ def simulate(
     partners: int | None = None,
     truth: Callable[[Words], Any] | None = None,
 ) -> CompiledProtocol:
-    """Compile, run on every input and compare with the truth, which is the protocol's own run unless given.
+    """Compile a protocol, run it on every input, and compare with the truth: by default, the protocol's own run.
 
-    A size that is not as predicted counts as a wrong answer.
+    A size that differs from the prediction counts as a wrong answer.
 
     >>> from annattn.mpc.protocols import Sum
     >>> trials = Trials()

@@ -1,8 +1,8 @@
 """Sorting in a constant number of rounds by Leighton's columnsort, nested where one machine is too small.
 
 A column is a machine of r records. To sort r·c records in c columns, with r ≥ 2(c-1)², c dividing r and r even: sort
-the columns, transpose, sort, untranspose, sort, shift by half a column, sort, shift back. Destinations do not depend on the
-data, and every machine always holds at most r records, whatever the keys. That bounds the loads.
+the columns, transpose, sort, untranspose, sort, shift by half a column, sort, shift back. Destinations do not depend on
+the data, and every machine always holds at most r records, whatever the keys. That bounds the loads.
 
 A group of c machines sorted this way is itself a column of r·c records, so c' groups can be sorted in the same way if
 r·c ≥ 2(c'-1)². The move that ends an inner sort and the outer move that follows it are one move. With d levels that
