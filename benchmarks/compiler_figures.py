@@ -1,6 +1,6 @@
 """The measured figures of the compiler: k-hop as a transformer, 4,096 machines in memory, and widths against the lemma.
 
-Every number is printed only after the answer it belongs to was found right. The random cases are another command:
+A number is printed only after its answer was checked. The random cases have a command of their own:
 `python -m tests.compiler.cases --count 1000`.
 """
 
@@ -32,7 +32,7 @@ def k_hop(inputs: int) -> None:
 
 
 def many_machines(attention: str) -> None:
-    """Machines of 16 words of 64 bits, 4,096 of them, that permute 32,768 records."""
+    """Permuting 32,768 records on 4,096 machines of 16 words of 64 bits."""
     protocol = Permute(32768, 16)
     assert protocol.limits.machines == 4096
     start = time.perf_counter()
@@ -45,7 +45,7 @@ def many_machines(attention: str) -> None:
 
 
 def widths() -> None:
-    """Value widths of practical codes beside α⁴Δ log q and α²Δ log q."""
+    """Value widths of practical codes, and α⁴Δ log q and α²Δ log q."""
     print("machines  words  partners  heads   practical       α²Δ log q       α⁴Δ log q")
     for machines, words, partners in (
         (64, 4, None),
@@ -63,7 +63,7 @@ def widths() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inputs", type=int, default=20, help="of k-hop")
+    parser.add_argument("--inputs", type=int, default=20, help="how many inputs k-hop is run on")
     chosen = parser.parse_args()
     widths()
     k_hop(chosen.inputs)

@@ -1,7 +1,7 @@
-"""The measured figures of massively parallel computation: speed, memory, rounds against N, Ray against local.
+"""The measured figures of massively parallel computation: speed, memory, rounds over N, Ray compared with local.
 
-Every number is printed only after the answer it belongs to was found right. `--plot FILE` also draws rounds against N,
-`--ray` also compares the engines.
+A number is printed only after its answer was checked. `--plot FILE` also draws rounds over N, and `--ray` also compares
+the engines.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def best(function, times: int = 3) -> float:
 
 
 def sort_speed(n: int = 1_000_000) -> None:
-    """Sort against NumPy's stable argsort of the same words."""
+    """Sort compared with NumPy's stable argsort of the same words."""
     rng = np.random.default_rng(0)
     words = rng.integers(0, 2**64, n, dtype=np.uint64)
     base = best(lambda: np.argsort(words, kind="stable"))
@@ -52,10 +52,10 @@ def resident(what: str) -> int:
 
 
 def khop_speed(letters: int, n: int = 2**20, k: int = 16) -> None:
-    """Time and memory of KHop; with many letters every jump leaves its machine."""
+    """Time and memory of KHop; with many letters nearly every jump leaves its machine."""
     protocol = KHop(n, int(n**0.6), k=k)
     words = np.random.default_rng(0).integers(0, letters, n, dtype=np.uint64)
-    # Linux: from here on the peak is counted anew.
+    # On Linux this resets the peak.
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
     start = time.perf_counter()
@@ -88,7 +88,7 @@ def rounds_table() -> tuple[dict[str, list[int]], list[int]]:
     table = {}
     for name, make in makers.items():
         table[name] = [make(n).rounds for n in SIZES]
-        # The count is the protocol's own; runs at the smaller sizes show that it is what happens.
+        # The table has the protocol's own count; runs at the smaller sizes confirm it.
         for n in SIZES[:3]:
             protocol = make(n)
             words = protocol.sample(np.random.default_rng(n))
@@ -102,7 +102,7 @@ def rounds_table() -> tuple[dict[str, list[int]], list[int]]:
 
 
 def anna(n: int = 16_384, dim: int = 16, tables: int = 4) -> None:
-    """AnnaAttention against bucket sums in NumPy, and how its machines grow."""
+    """AnnaAttention compared with bucket sums in NumPy, and how its machines grow."""
     rng = np.random.default_rng(0)
     query, key, value = rng.standard_normal((3, n, dim))
     planes = rng.standard_normal((dim, tables, 8))
@@ -133,7 +133,7 @@ def anna(n: int = 16_384, dim: int = 16, tables: int = 4) -> None:
 
 
 def engines(n: int) -> None:
-    """Ray against local."""
+    """Ray compared with local."""
     protocol = Sort(n, int(n**0.6), width=2)
     words = protocol.sample(np.random.default_rng(0))
     here = run(protocol, words)
@@ -143,11 +143,11 @@ def engines(n: int) -> None:
     local = best(lambda: run(protocol, words))
     ray = best(lambda: run(protocol, words, engine="ray", shards=4))
     extra = (ray - local) / protocol.rounds * 1e3
-    print(f"ray, 4 shards, Sort n={n}: {ray:.2f} s against {local:.2f} s, {extra:.0f} ms more a round; identical")
+    print(f"ray, 4 shards, Sort n={n}: {ray:.2f} s against {local:.2f} s, {extra:.0f} ms more per round; identical")
 
 
 def plot(table: dict[str, list[int]], hops: list[int], path: str) -> None:
-    """Draw rounds against N, and those of KHop against k, on axes where a straight line means linear in a logarithm."""
+    """Draw rounds over N, and those of KHop over k, on axes where a straight line means linear in a logarithm."""
     from matplotlib import pyplot
 
     figure, (constant, growing, hopping) = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
@@ -155,7 +155,7 @@ def plot(table: dict[str, list[int]], hops: list[int], path: str) -> None:
     for name, rounds in table.items():
         alike.setdefault(tuple(rounds), []).append(name)
     for rounds, names in alike.items():
-        # Protocols with the same rounds are one line with all their names, not lines on top of each other.
+        # Protocols with the same rounds share one line, so that lines do not cover each other.
         axes, below = (constant, 5) if len(set(rounds)) == 1 else (growing, -16)
         axes.plot(SIZES, rounds, marker="o")
         axes.annotate("\n".join(names), (SIZES[0], rounds[0]), (0, below), textcoords="offset points", fontsize=8)

@@ -23,6 +23,7 @@ from annattn.attention import MECHANISMS
 from annattn.cli.app import make_app
 from annattn.kernels import BACKENDS
 from annattn.lsh import FAMILIES
+from annattn.mpc import ENGINES
 from annattn.mpc.protocols import PROTOCOLS
 
 ROOT = Path(__file__).parent.parent
@@ -66,7 +67,7 @@ def same(shown: str, printed: str) -> bool:
 @pytest.fixture
 def registries():
     """Pages show how to add to the library's dicts; what they add goes away again."""
-    every: list[dict[str, Any]] = [BACKENDS, FAMILIES, MECHANISMS, PROTOCOLS]
+    every: list[dict[str, Any]] = [BACKENDS, ENGINES, FAMILIES, MECHANISMS, PROTOCOLS]
     kept = [(registry, dict(registry)) for registry in every]
     yield
     for registry, before in kept:

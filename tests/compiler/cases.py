@@ -11,7 +11,7 @@ import torch
 from annattn.compiler import Anna, ExactMatch, Head, Layer, LowRank, Transformer, to_protocol, to_transformer
 from annattn.lsh import Hyperplane
 from annattn.mpc import Limits, Mail, Protocol, run
-from annattn.mpc.parts.stages import slots
+from annattn.mpc.parts.stages import index_within
 from annattn.seeds import scramble
 
 
@@ -55,7 +55,7 @@ class RandomProtocol(Protocol):
 
     def step(self, round: int, mail: Mail) -> Mail:  # noqa: A002 - the model's word
         digest = np.zeros(self.limits.machines, np.uint64)
-        place = slots(mail.dest).astype(np.uint64)
+        place = index_within(mail.dest).astype(np.uint64)
         for column in range(mail.width):
             salted = mail.words[:, column] ^ scramble(place * np.uint64(8) + np.uint64(column), salt=1)
             np.add.at(digest, mail.dest, scramble(salted ^ scramble(mail.src.astype(np.uint64), salt=2), salt=3))

@@ -78,7 +78,7 @@ def test_rounds_are_those_of_the_formula_and_do_not_grow_with_heads(n, memory):
         assert prod(columns) * rows >= 2 * heads * n
         assert protocol.rounds == 4 ** len(columns) + 2 * depth + 2 + 1
         low = to_protocol(one_layer(LowRank(), heads), n, memory, dim=3)
-        reach, depth = low.homes.held, 0
+        reach, depth = low.placement.per_machine, 0
         while reach < n:
             reach, depth = reach * (memory // (-(-2 * heads // 3) * 3)), depth + 1
         assert low.rounds == max(1, 2 * depth) + 1

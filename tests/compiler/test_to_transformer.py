@@ -209,9 +209,9 @@ def test_a_breach_on_another_input_is_an_error_when_it_runs():
 
 
 def test_values_too_wide_for_memory_are_refused():
-    with pytest.raises(CompileError, match=r"values \d+ wide for 50 machines, .* GiB a head, expected at most 8 GiB"):
+    with pytest.raises(CompileError, match=r"values \d+ wide for 50 machines, .* GiB per head, expected at most 8 GiB"):
         to_transformer(Permute(400, 16), mode="theorem")
-    with pytest.raises(CompileError, match="GiB a head"):
+    with pytest.raises(CompileError, match="GiB per head"):
         to_transformer(Permute(400, 16), memory_bytes=1000)
 
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from annattn.experiments import RECIPES, Error, grid, reproduce
-from annattn.experiments.reproduce import EXPERIMENTS, PROFILES, Finding, Profile, Workshop
+from annattn.experiments.reproduce import EXPERIMENTS, PROFILES, ExperimentContext, Finding, Profile
 from annattn.nn import AnnaConfig, Transformer
 
 HARDLY = Profile({"match2_paper": 0.0001}, 0.0005, 2, 8, 2, first=(32, 96), second=(4, 32), lengths=(64,))
@@ -28,7 +28,7 @@ def test_an_experiment_writes_what_it_found(name, tmp_path):
         asked.extend([what] * parts)
         yield lambda: done.append(what)
 
-    findings = EXPERIMENTS[name](Workshop(tmp_path, HARDLY, watch))
+    findings = EXPERIMENTS[name](ExperimentContext(tmp_path, HARDLY, watch))
     assert findings
     assert done == asked
     assert all(0 <= one.measured <= 4 for one in findings)
@@ -51,10 +51,10 @@ def test_z_is_chosen_on_other_sequences_than_it_is_measured_on(tmp_path, monkeyp
         return Error((abs(one.hashes - 3) / 10,))
 
     monkeypatch.setattr(reproduce, "measure", short_look)
-    (found,) = Workshop(tmp_path, HARDLY).best(model, task, [reproduce._hashed_ways((2,))])
+    (found,) = ExperimentContext(tmp_path, HARDLY).best(model, task, [reproduce._hash_choices((2,))])
     assert looked == [(2, 1), (2, 2), (2, 3), (2, 4)]
     assert [found] == grid(model, task, [(AnnaConfig("hyperplane", 2, 3),)], samples=8, draws=2)
-    assert reproduce._hashed_ways((32, 4)) == [
+    assert reproduce._hash_choices((32, 4)) == [
         (AnnaConfig("hyperplane", 32, a), AnnaConfig("hyperplane", 4, b)) for a in range(1, 5) for b in range(1, 5)
     ]
 

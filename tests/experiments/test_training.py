@@ -189,7 +189,7 @@ def test_recipes_survive_json():
 def test_impossible_recipes_are_refused():
     with pytest.raises(InputError, match="task"):
         replace(TINY, task="match3")
-    with pytest.raises(InputError, match="one a layer"):
+    with pytest.raises(InputError, match="one per layer"):
         replace(TINY, stages=(Stage(1, (SAMPLED, SAMPLED)),))
     with pytest.raises(InputError, match="stages"):
         replace(TINY, stages=())

@@ -157,6 +157,23 @@ def test_one_machine_that_looks_at_one_other_among_many_is_found(seed):
         check_sharding(Spy(peek), range(1, 1001), cuts=1, seed=seed)
 
 
+@pytest.mark.parametrize("alone", [0, 2, 300])
+def test_as_many_machines_are_tried_alone_as_asked_for(alone):
+    tried = []
+
+    class Recorder(Peeking):
+        limits = Limits(machines=512, memory_words=1)
+        rounds = 1
+
+        def step(self, round, mail):  # noqa: A002
+            tried.append(np.unique(mail.dest).tolist())
+            return Mail(mail.dest, mail.dest, mail.words)
+
+    check_sharding(Recorder(None), range(512), cuts=0, alone=alone)
+    single = [machines[0] for machines in tried if len(machines) == 1]
+    assert len(single) == len(set(single)) == alone
+
+
 def test_a_step_that_remembers_outside_its_mail_is_found():
     calls = []
 
@@ -290,7 +307,7 @@ def test_errors_survive_a_trip_to_another_process():
         assert (str(copy), type(copy), vars(copy)) == (str(error), type(error), vars(error))
 
 
-def test_progress_is_told_once_a_round(capsys):
+def test_progress_is_told_once_per_round(capsys):
     seen = []
     run(Sum(9, 2), range(9), progress=lambda load, rounds: seen.append((load.round, rounds)))
     assert seen == [(0, 4), (1, 4), (2, 4), (3, 4)]
@@ -309,7 +326,7 @@ def test_the_trace_counts_what_was_moved():
 
 
 @pytest.mark.slow
-def test_the_trace_draws_a_row_a_round_and_a_column_a_machine():
+def test_the_trace_draws_a_row_per_round_and_a_column_per_machine():
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")
     protocol = Sort(50, 40, width=2)
@@ -391,7 +408,7 @@ def test_columns_of_the_summary_stay_in_line_when_numbers_are_large():
 
 
 def test_messages_of_unequal_length_are_refused():
-    with pytest.raises(InputError, match="one length a round"):
+    with pytest.raises(InputError, match="one length per round"):
         run(breaking(lambda m, inbox: [(0, (1,)), (0, (1, 2))]), range(3))
 
 

@@ -123,7 +123,7 @@ def test_it_refuses_an_input_of_another_size(name):
     with pytest.raises(InputError, match=f"expected {len(words)}"):
         run(protocol, np.concatenate([words, words]))
     rows = words.reshape(len(words), -1)
-    with pytest.raises(InputError, match="words a record"):
+    with pytest.raises(InputError, match="words per record"):
         run(protocol, np.hstack([rows, rows]))
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from annattn.errors import InputError
 from annattn.tasks import SPLITS, Sum
 from annattn.tasks.distinct import draw_distinct
-from annattn.tasks.splits import fill, fingerprint, split_index
+from annattn.tasks.splits import fingerprint, rejection_sample, split_index
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.randoms())
@@ -46,7 +46,7 @@ def test_an_empty_split_is_an_error_and_not_an_endless_loop():
 
 def test_fill_keeps_only_what_is_asked_for_and_exactly_as_many():
     rng = np.random.default_rng(0)
-    rows = fill(777, lambda count: rng.integers(100, size=(count, 1)), lambda x: x[:, 0] == 7, "sevens")
+    rows = rejection_sample(777, lambda count: rng.integers(100, size=(count, 1)), lambda x: x[:, 0] == 7, "sevens")
     assert rows.tolist() == [[7]] * 777
 
 

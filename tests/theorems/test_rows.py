@@ -95,19 +95,19 @@ def change_a_word_in_attention(patch):
 
 
 def one_head_too_many(patch):
-    right = to_transformer.senders_a_head
-    patch.setattr(to_transformer, "senders_a_head", lambda limits: right(limits) + 1)
+    right = to_transformer.senders_per_head
+    patch.setattr(to_transformer, "senders_per_head", lambda limits: right(limits) + 1)
 
 
 def twice_the_layers(patch):
     """Every compiled protocol counts as twice as deep."""
 
-    def promise(cls, protocol):
+    def predicted(cls, protocol):
         made = right(cls, protocol)
         return replace(made, layers=2 * made.layers)
 
-    right = simulation.Promise.of.__func__
-    patch.setattr(simulation.Promise, "of", classmethod(promise))
+    right = simulation.PredictedSizes.of.__func__
+    patch.setattr(simulation.PredictedSizes, "of", classmethod(predicted))
 
 
 def half_the_rounds_allowed(module):

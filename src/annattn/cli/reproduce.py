@@ -13,7 +13,7 @@ from annattn.checks import did_you_mean, require_choice
 from annattn.cli.terminal import JsonFlag, print_json, print_line, progress_bar, stderr_console, stdout_console
 from annattn.cli.train import train_with_bar
 from annattn.experiments.recipe import Recipe
-from annattn.experiments.reproduce import EXPERIMENTS, PROFILES, Finding, Workshop
+from annattn.experiments.reproduce import EXPERIMENTS, PROFILES, ExperimentContext, Finding
 
 __all__ = ["reproduce"]
 
@@ -54,13 +54,13 @@ def reproduce(
     chosen = names or [name for name in EXPERIMENTS if name not in left_out]
     if left_out:
         console.print(f"left out because they take long: {', '.join(left_out)}; name them, or use --profile full")
-    shop = Workshop(folder / profile, PROFILES[profile], show_progress, run)
+    context = ExperimentContext(folder / profile, PROFILES[profile], show_progress, run)
     found: dict[str, list[Finding]] = {}
     try:
         for name in chosen:
             started = time.monotonic()
             console.print(f"[bold]{name}[/bold]")
-            found[name] = EXPERIMENTS[name](shop)
+            found[name] = EXPERIMENTS[name](context)
             console.print(f"{name}: {time.monotonic() - started:.0f} s")
     except KeyboardInterrupt:
         console.print(f"stopped; the same command continues from {folder / profile}", markup=False)

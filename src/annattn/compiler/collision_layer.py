@@ -1,8 +1,8 @@
 """A layer of exact-match or ANNA attention on machines (the paper's Theorems "MPC simulates EMA" and "… ANNA").
 
-Token machines compute queries, keys and values of all heads; records of all heads and tables are sorted together, keys
-before queries in every bucket; a tree carries the sums and counts of a bucket to the machines that hold its queries;
-and these answer the token machines. Heads run in parallel: a bucket is named by its head, its table and its code.
+Token machines compute the queries, keys and values of all heads. The records of all heads and tables are sorted
+together, keys before queries in every bucket. A tree carries the sums and counts of a bucket to the machines that hold
+its queries, and these answer the token machines. Heads run in parallel: a bucket is named by head, table and code.
 """
 
 import numpy as np
@@ -10,36 +10,36 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from annattn.compiler.homes import Homes, padded
 from annattn.compiler.mechanisms import Anna
+from annattn.compiler.token_placement import TokenPlacement, padded
 from annattn.compiler.transformer import Layer
 from annattn.errors import InputError
 from annattn.mpc.model import Mail, Numbers, Words, real_words, word_reals
 from annattn.mpc.parts.match import Match
-from annattn.mpc.parts.runs import Sums
+from annattn.mpc.parts.runs import RunSums
 from annattn.mpc.parts.stages import fold, join_mail, unfold
 
 __all__ = ["CollisionLayer"]
 
 QUERY = np.uint64(2**63)
-"""Set in the tag of a query, so that it comes after the keys of its bucket; the rest of a tag is the token."""
+"""The bit of a tag that marks a query, so that it sorts after the keys of its bucket; the rest is the token."""
 
 
 class CollisionLayer:
-    """Rounds: 1 to deal the records out and 4^d + 2·depth + 1 to match them; records are (bucket, tag, value, count).
+    """Rounds: 1 to deal out the records and 4^d + 2·depth + 1 to match them; a record is (bucket, tag, value, count).
 
-    A token machine holds the rows of its tokens all the while, folded into records as wide as those on their way.
+    Meanwhile a token machine keeps the rows of its tokens, folded into records as wide as those that are moving.
     """
 
-    def __init__(self, layer: Layer, homes: Homes, width: int, memory_words: int) -> None:
-        self.layer, self.homes, self.width = layer, homes, width
+    def __init__(self, layer: Layer, placement: TokenPlacement, width: int, memory_words: int) -> None:
+        self.layer, self.placement, self.width = layer, placement, width
         self.tables = layer.attention.hasher.tables if isinstance(layer.attention, Anna) else 1
         self.bucket = 1 + _code_words(layer)
         self.values = _value_words(layer)
         self.record, self.answer = _record(layer), 3 + self.values
-        self.sums = Sums(keys=range(self.bucket), columns=slice(self.bucket + 1, self.record))
+        self.sums = RunSums(keys=range(self.bucket), columns=slice(self.bucket + 1, self.record))
         self.match = Match(
-            n=2 * self.tables * len(layer.heads) * homes.tokens,
+            n=2 * self.tables * len(layer.heads) * placement.tokens,
             width=self.record,
             keys=range(self.bucket + 1),
             summary=self.sums,
@@ -47,31 +47,31 @@ class CollisionLayer:
         )
 
     @classmethod
-    def fits(cls, layer: Layer, homes: Homes, width: int, memory_words: int) -> bool:
-        """Whether a token machine can send and keep what it must, and the records can be sorted."""
+    def fits(cls, layer: Layer, placement: TokenPlacement, width: int, memory_words: int) -> bool:
+        """Whether a token machine has room for what it sends and keeps, and the records can be sorted."""
         tables = layer.attention.hasher.tables if isinstance(layer.attention, Anna) else 1
         heads, record, answer = len(layer.heads), _record(layer), 3 + _value_words(layer)
         sends = 2 * tables * heads * record + -(-width // record) * record
         gets = tables * heads * answer + -(-width // answer) * answer
         length = 1 + 1 + _code_words(layer) + _value_words(layer) + 1
-        room = homes.held * max(sends, gets) <= memory_words
+        room = placement.per_machine * max(sends, gets) <= memory_words
         return room and Match.fits(
-            n=2 * tables * heads * homes.tokens, width=record, length=length, memory_words=memory_words
+            n=2 * tables * heads * placement.tokens, width=record, length=length, memory_words=memory_words
         )
 
     @property
     def machines(self) -> int:
-        """Machines besides the token machines."""
+        """The number of machines besides the token machines."""
         return self.match.machines
 
     @property
     def rounds(self) -> int:
-        """One to deal, then to sort, scan and answer."""
+        """One round to deal out, then those to sort, scan and answer."""
         return 1 + self.match.rounds
 
     def begin(self, token: Numbers, x: Tensor) -> Mail:
-        """Every token machine keeps its rows and deals out keys and queries of every head and table."""
-        home = self.homes.of(token)
+        """Every token machine keeps its rows and deals out the keys and queries of every head and table."""
+        home = self.placement.machine_of(token)
         keep = real_words(padded(x, self.width))
         folds = -(-self.width // self.record)
         parts = [Mail(np.repeat(home, folds), np.repeat(home, folds), fold(keep, self.record))]
@@ -91,12 +91,12 @@ class CollisionLayer:
                     number = ((token * len(self.layer.heads) + h) * 2 + side) * self.tables + table
                     bucket = np.full(len(token), h * self.tables + table, np.uint64)
                     words = np.column_stack([bucket, codes[:, table], tag, data])
-                    to = self.homes.machines + number // self.match.rows
+                    to = self.placement.machines + number // self.match.rows
                     parts.append(Mail(to, home, words).take(present & hashable))
         return join_mail(*parts)
 
     def _codes(self, rows: Tensor) -> tuple[Words, NDArray[np.bool_]]:
-        """The code words of each row and table, and which rows can match at all."""
+        """The code of each row in each table, as words, and which rows can match at all."""
         rows = rows.double() if rows.is_floating_point() else rows.to(torch.float64)
         if isinstance(self.layer.attention, Anna):
             hasher = self.layer.attention.hasher
@@ -110,13 +110,13 @@ class CollisionLayer:
         return words, np.asarray(~np.isnan(rows.numpy()).any(axis=1))
 
     def step(self, i: int, mail: Mail) -> Mail:
-        """Rounds after the first: the token machines wait, the others sort, scan and at last answer."""
-        first = self.homes.machines
+        """Rounds after the first: the token machines wait; the others sort, scan and finally answer."""
+        first = self.placement.machines
         at_home = mail.dest < first
         kept, away = mail.take(at_home), mail.take(~at_home)
         moved = Mail(away.dest - first, away.src - first, away.words)
         if i == 0:
-            # What was dealt came from token machines; sorting looks at receivers only.
+            # These records came from token machines, whose numbers mean nothing here; sorting uses only receivers.
             moved = Mail(moved.dest, moved.dest, moved.words)
         sent = self.match.step(i, moved, lambda mail: mail, self._answer)
         if i < self.match.rounds - 1:
@@ -135,14 +135,14 @@ class CollisionLayer:
         query = np.flatnonzero(tag >= QUERY)
         token = tag[query] % QUERY
         head = mail.words[query, 0] // np.uint64(self.tables)
-        home = self.homes.of(token.astype(np.int64))
+        home = self.placement.machine_of(token.astype(np.int64))
         return Mail(home, mail.dest[query], np.column_stack([token, head, known[query]]))
 
     def finish(self, mail: Mail) -> tuple[Numbers, Tensor]:
-        """The tokens and their rows after the layer: sums over counts, then the layer's own element-wise functions."""
+        """The tokens and their rows after the layer: sums over counts, then the layer's element-wise functions."""
         own = mail.take(mail.src == mail.dest)
         rows = unfold(own.words, self.width)
-        token = self.homes.tokens_of(own.dest[:: -(-self.width // self.answer)])
+        token = self.placement.tokens_of(own.dest[:: -(-self.width // self.answer)])
         told = mail.take(mail.src != mail.dest)
         total = np.zeros((len(token), len(self.layer.heads), self.values + 1))
         at = np.searchsorted(token, told.words[:, 0].astype(np.int64))

@@ -1,4 +1,4 @@
-"""Names of machines as queries and keys, and hash functions that tell them apart."""
+"""Names of machines, used as queries and keys, and hash functions that tell them apart."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ __all__ = ["Identifiers", "separating_hasher"]
 
 @dataclass(frozen=True)
 class Identifiers:
-    """The q machines and two names that match nothing, as ⌈log2(q + 2)⌉ signs each.
+    """Names of q machines, and two more names that match nothing, each as ⌈log2(q + 2)⌉ signs.
 
     >>> names = Identifiers(2)
     >>> names.width, names([0, 1])
@@ -27,7 +27,7 @@ class Identifiers:
 
     @property
     def width(self) -> int:
-        """Bits of a name: ⌈log2(q + 2)⌉."""
+        """The number of signs in a name: ⌈log2(q + 2)⌉."""
         return (self.machines + 1).bit_length()
 
     @property
@@ -37,11 +37,11 @@ class Identifiers:
 
     @property
     def deaf(self) -> int:
-        """The query of a token that is no machine."""
+        """The query of a token that plays no machine."""
         return self.machines + 1
 
     def __call__(self, number: NDArray[np.int64] | list[int]) -> Tensor:
-        """The names of these machines, one a row."""
+        """The names of these machines, one per row."""
         bits = np.asarray(number, np.int64)[:, None] >> np.arange(self.width) & 1
         return torch.from_numpy(2.0 * bits - 1.0)
 
@@ -49,9 +49,9 @@ class Identifiers:
 def separating_hasher(names: Identifiers, *, failure: float = 0.01, attempts: int = 20) -> Hasher:
     """Hash functions that put no two names into one bucket of any table: planned, drawn, and checked on every name.
 
-    Different names are at least 2 apart, equal ones 0: in the planner's words r → 0 and c·r = 2, the paper's remark
-    that EMA is ANNA with r = 0 and c → ∞. All queries and keys of a compiled protocol are names, so the check on the
-    q + 2 names is a check of every pair that can ever occur.
+    Different names are at least 2 apart. For the planner that means r → 0 and c·r = 2: the paper remarks that EMA is
+    ANNA with r = 0 and c → ∞. All queries and keys of a compiled protocol are names, so checking the q + 2 names
+    covers every pair that can occur.
 
     >>> hasher = separating_hasher(Identifiers(6))
     >>> hasher.tables

@@ -1,4 +1,4 @@
-"""The first layer: input tokens move into their machines (the paper's Lemma "Initialization")."""
+"""The first layer, which moves the input into the machines (the paper's Lemma "Initialization")."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from annattn.compiler.memory import MachineRows, to_limbs, to_words
 from annattn.compiler.transformer import Head, Layer
 from annattn.errors import CollisionError
 from annattn.mpc.model import Mail, Numbers, Words
-from annattn.mpc.parts.stages import slots
+from annattn.mpc.parts.stages import index_within
 
 __all__ = ["embed", "init_layer", "init_width", "token_width"]
 
@@ -19,10 +19,10 @@ ABSENT = -1.0
 
 
 def init_width(rows: MachineRows) -> int:
-    """Columns of a value: s·(2 + limbs), room for s records of one word; the lemma has 2s.
+    """Columns of a value: s·(2 + limbs), with room for s records of one word; the lemma has 2s.
 
-    A record is (1, its source, its words): where the lemma writes a record's number, known to the machine from where
-    the record stands, there is a 1 that tells how many records were averaged.
+    A record is (1, its source, its words). The lemma writes the record's number instead of the 1. The machine knows
+    that number from the column; the 1 tells it how many records were averaged.
     """
     return rows.limits.memory_words * (2 + rows.limbs)
 
@@ -33,23 +33,23 @@ def token_width(rows: MachineRows, record_words: int) -> int:
 
 
 def embed(rows: MachineRows, mail: Mail, tokens: int) -> Tensor:
-    """One token a record of delivered input, (token, home, place there, source, words); blank ones up to `tokens`.
+    """One token (token, home, place there, source, words) per record of delivered input, and blank ones up to `tokens`.
 
-    The home of a record and its place there are its positional encoding: they say where the protocol's input lies.
+    The home of a record and its place there are the positional encoding: they say where the protocol places its input.
     """
     count = max(len(mail), tokens)
     block = np.zeros((count, token_width(rows, mail.width)))
     block[:, TOKEN] = np.arange(count)
     block[len(mail) :, HOME] = ABSENT
     block[: len(mail), HOME] = mail.dest
-    block[: len(mail), PLACE] = slots(mail.dest)
+    block[: len(mail), PLACE] = index_within(mail.dest)
     block[: len(mail), SOURCE] = mail.src
     block[: len(mail), WORDS:] = to_limbs(mail.words, rows.limbs)
     return torch.from_numpy(block)
 
 
 def init_layer(rows: MachineRows, names: Identifiers, attention: Attention) -> Layer:
-    """One head: the key of a token is its home's name, its value holds its record where the home will look for it."""
+    """One head: a token's key is the name of its home, and its value holds its record where the home looks for it."""
 
     def query(x: Tensor) -> Tensor:
         token = x[:, TOKEN].numpy().astype(np.int64)

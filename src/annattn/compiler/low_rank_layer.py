@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from annattn.compiler.homes import Homes, padded
+from annattn.compiler.token_placement import TokenPlacement, padded
 from annattn.compiler.transformer import Layer
 from annattn.mpc.model import Mail, Numbers, Words, real_words, word_reals
 from annattn.mpc.parts.stages import fold, join_mail, unfold
@@ -14,26 +14,26 @@ __all__ = ["LowRankLayer"]
 
 
 class LowRankLayer:
-    """Σ_j k_j v_jᵀ of all heads, added up over a tree of token machines and sent back down: max(1, 2·depth) rounds.
+    """The sum Σ_j k_j v_jᵀ of every head goes up a tree of token machines and down again: max(1, 2·depth) rounds.
 
-    The r x m matrices of all heads together are one summary; it travels as records as wide as a token's row.
+    The r x m matrices of all heads form one summary, which travels as records as wide as a token's row.
     """
 
-    def __init__(self, layer: Layer, homes: Homes, width: int, memory_words: int) -> None:
-        self.layer, self.homes, self.width = layer, homes, width
+    def __init__(self, layer: Layer, placement: TokenPlacement, width: int, memory_words: int) -> None:
+        self.layer, self.placement, self.width = layer, placement, width
         self.length = _length(layer)
         self.folds = -(-self.length // width)
-        self.tree = Tree(homes.machines, max(2, memory_words // (self.folds * width)), base=homes.machines)
+        self.tree = Tree(placement.machines, max(2, memory_words // (self.folds * width)), base=placement.machines)
 
     @classmethod
-    def fits(cls, layer: Layer, homes: Homes, width: int, memory_words: int) -> bool:
-        """Whether a token machine holds its rows and one summary, and a node two."""
+    def fits(cls, layer: Layer, placement: TokenPlacement, width: int, memory_words: int) -> bool:
+        """Whether a token machine can hold its rows and one summary, and a node two summaries."""
         summary = -(-_length(layer) // width) * width
-        return max(homes.held * width + summary, 2 * summary) <= memory_words
+        return max(placement.per_machine * width + summary, 2 * summary) <= memory_words
 
     @property
     def machines(self) -> int:
-        """Machines besides the token machines."""
+        """The number of machines besides the token machines."""
         return self.tree.machines
 
     @property
@@ -42,8 +42,8 @@ class LowRankLayer:
         return max(1, 2 * self.tree.depth)
 
     def begin(self, token: Numbers, x: Tensor) -> Mail:
-        """Every token machine keeps its rows and sends the sum of its tokens' products up."""
-        home = self.homes.of(token)
+        """Every token machine keeps its rows and sends the sum of its tokens' products to its parent."""
+        home = self.placement.machine_of(token)
         keep = Mail(home, home, real_words(padded(x, self.width)))
         if self.tree.depth == 0:
             return keep
@@ -56,14 +56,14 @@ class LowRankLayer:
         for head in self.layer.heads:
             key, value = head.key(local).double().numpy(), padded(head.value(local), head.value_width)
             parts.append((key[:, :, None] * value[:, None, :]).reshape(len(key), -1))
-        # Row by row in order: the same bits whichever machines are computed together.
+        # Added row by row, in order, so that the bits do not depend on which machines are computed together.
         return home[first], real_words(np.add.reduceat(np.hstack(parts), first, axis=0))
 
     def _send(self, src: Numbers, dest: Numbers, sums: Words) -> Mail:
         return Mail(np.repeat(dest, self.folds), np.repeat(src, self.folds), fold(sums, self.width))
 
     def step(self, i: int, mail: Mail) -> Mail:
-        """Rounds after the first: nodes add up what their children sent, then tell them the whole sum."""
+        """Rounds after the first: nodes add up what their children sent, and then tell them the total."""
         level = self.tree.level(mail.dest)
         kept, inner = mail.take(level == 0), mail.take(level > 0)
         nodes, sums = reduce_groups(inner.dest[:: self.folds], unfold(inner.words, self.length), _add)
@@ -72,18 +72,14 @@ class LowRankLayer:
         if up < depth:
             sent = self._send(nodes, self.tree.parent(up, nodes), sums)
         else:
-            at = 2 * depth - up
-            first = (nodes - self.tree.first(at)) * self.tree.arity
-            count = np.minimum(self.tree.arity, self.tree.sizes[at - 1] - first)
-            which = np.repeat(np.arange(len(nodes)), count)
-            children = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
-            sent = self._send(nodes[which], children + self.tree.first(at - 1), sums[which])
+            which, children = self.tree.children(2 * depth - up, nodes)
+            sent = self._send(nodes[which], children, sums[which])
         return join_mail(Mail(kept.dest, kept.dest, kept.words), sent)
 
     def finish(self, mail: Mail) -> tuple[Numbers, Tensor]:
-        """The tokens and their rows after the layer: queries times the sum, then the element-wise functions."""
+        """The tokens and their rows after the layer: queries times the total, then the element-wise functions."""
         own = mail.take(mail.src == mail.dest)
-        token = self.homes.tokens_of(own.dest)
+        token = self.placement.tokens_of(own.dest)
         local = self.layer.local(torch.from_numpy(word_reals(own.words)))
         if self.tree.depth == 0:
             machine, sums = self._products(own.dest, local)

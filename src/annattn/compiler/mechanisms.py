@@ -1,6 +1,8 @@
-"""The attention of one layer, ready to be called: exact match, ANNA with drawn hash functions, or low rank."""
+"""The attention of a layer, ready to be called: exact match, ANNA with its hash functions, or low rank."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -21,7 +23,7 @@ class ExactMatch:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """The mean of the values whose keys equal the query."""
-        return exact_match_attention(query[None, None], key[None, None], value[None, None])[0, 0]
+        return _one_head(exact_match_attention, query, key, value)
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Anna:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Sum over sum of the values in the query's buckets."""
-        return anna_attention(query[None, None], key[None, None], value[None, None], self.hasher, gradient="none")[0, 0]
+        attend = partial(anna_attention, hasher=self.hasher, gradient="none")
+        return _one_head(attend, query, key, value)
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,13 @@ class LowRank:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Queries times the sum of k_j v_jᵀ."""
-        return low_rank_attention(query[None, None], key[None, None], value[None, None])[0, 0]
+        return _one_head(low_rank_attention, query, key, value)
 
 
 Attention = ExactMatch | Anna | LowRank
-"""What a layer can attend with."""
+"""Any of the three."""
+
+
+def _one_head(attend: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    """Attention on the rows of one head, (n, dim), by a function of (batch, heads, n, dim)."""
+    return attend(*(part[None, None] for part in rows))[0, 0]

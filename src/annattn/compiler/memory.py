@@ -1,7 +1,8 @@
 """What a token holds when it plays a machine: its number and its mail, as one row of real numbers.
 
-A row is (token, words a record, records, then each record: the other machine, its words). Words of more than 32 bits
-are written as two numbers of 32 bits, so that float64 holds them exactly and averages of them can be undone.
+A row is (token, words per record, number of records), followed by the records: the other machine, then the words. A
+word of more than 32 bits is written as two numbers of 32 bits (limbs), so that float64 holds it exactly and averages
+can be undone.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from annattn.mpc.model import Limits, Mail, Numbers, Words
-from annattn.mpc.parts.stages import slots
+from annattn.mpc.parts.stages import index_within
 
 __all__ = ["LIMB_BITS", "MachineRows", "to_limbs", "to_words"]
 
@@ -22,24 +23,24 @@ FRONT = 3
 
 @dataclass(frozen=True)
 class MachineRows:
-    """Reads and writes such rows for machines with these limits."""
+    """Reads and writes the rows of machines with these limits."""
 
     limits: Limits
 
     @property
     def limbs(self) -> int:
-        """Numbers a word takes: 1, or 2 for words of more than 32 bits."""
+        """Numbers per word: 1, or 2 for words of more than 32 bits."""
         return 1 if self.limits.word_bits <= LIMB_BITS else 2
 
     @property
     def width(self) -> int:
-        """Columns of a row at most: 3 + s·(1 + limbs), for s records of one word."""
+        """The most columns a row can have: 3 + s·(1 + limbs), for s records of one word."""
         return FRONT + self.limits.memory_words * (1 + self.limbs)
 
     def write(self, token: Numbers, owner: Numbers, other: Numbers, words: Words) -> Tensor:
-        """Rows of the given tokens (increasing), with the records of each owner, which must come in order of owners."""
+        """Rows of the given tokens with the records of each owner; tokens and owners must be in increasing order."""
         record = 1 + self.limbs * words.shape[1]
-        place = slots(owner)
+        place = index_within(owner)
         count = np.bincount(np.searchsorted(token, owner), minlength=len(token))
         rows = np.zeros((len(token), FRONT + record * int(count.max(initial=0))))
         rows[:, 0], rows[:, 1], rows[:, 2] = token, words.shape[1] * (count > 0), count
@@ -49,19 +50,19 @@ class MachineRows:
         return torch.from_numpy(rows)
 
     def read(self, rows: Tensor) -> tuple[Numbers, Mail]:
-        """The tokens, and their records as mail whose dest is the owner and whose src is the other machine."""
+        """The tokens, and their records as mail: dest is the owner, src the other machine."""
         block = rows.numpy()
         token, count = block[:, 0].astype(np.int64), block[:, 2].astype(np.int64)
         width = max(1, int(block[:, 1].max(initial=0)))
         record = 1 + self.limbs * width
         index = np.repeat(np.arange(len(block)), count)
-        column = FRONT + slots(index) * record
+        column = FRONT + index_within(index) * record
         data = block[index[:, None], column[:, None] + np.arange(record)]
         return token, Mail(token[index], data[:, 0].astype(np.int64), to_words(data[:, 1:], self.limbs))
 
 
 def to_limbs(words: Words, limbs: int) -> NDArray[np.float64]:
-    """Words as real numbers, low half first if they are halved.
+    """Words as real numbers; if a word takes two, the low half comes first.
 
     >>> to_limbs(np.array([[2**32 + 7]], dtype=np.uint64), 2)
     array([[7., 1.]])

@@ -1,11 +1,12 @@
-"""The last layer: tokens read the output from the machines (the paper's Lemma "Final Output").
+"""The last layer, in which tokens read the output from the machines (the paper's Lemma "Final Output").
 
-The lemma spends a layer on it, after one that delivers the last round's messages. One layer does both: a token asks not
-for the mail of its own machine but for that of the machine that holds its output word, and picks the word. So a
-protocol of R rounds, each of which ends with a delivery, takes R + 1 layers.
+The lemma spends a layer on this, after one that delivers the messages of the last round. Here one layer does both: a
+token asks for the mail of the machine that holds its output word, not for that of its own machine, and picks the word.
+So a protocol of R rounds, each of which ends with a delivery, takes R + 1 layers.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,22 +15,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from annattn.compiler.memory import MachineRows, to_limbs, to_words
+from annattn.compiler.transformer import ElementWise, same
 from annattn.mpc.model import Mail, Numbers, Protocol, Words, real_words
 
-__all__ = ["Readers", "output_rows", "output_words"]
+__all__ = ["Readers", "output_function", "output_rows", "output_words"]
 
 TOKEN, PRESENT, WORDS = range(3)
 
 
 @dataclass(frozen=True)
 class Readers:
-    """Which machine's mail a token reads: its own, or, with `each` output words a machine, that of its word."""
+    """Which machine's mail a token reads: its own or, with `each` output words per machine, that of its output word."""
 
     machines: int
     each: int | None = None
 
     def machine(self, token: Numbers) -> Numbers:
-        """The machine each token reads; from `machines` on there is none."""
+        """The machine that each token reads; numbers from `machines` upwards mean none."""
         return token if self.each is None else token // self.each
 
     def first(self, token: Numbers) -> NDArray[np.bool_]:
@@ -37,10 +39,15 @@ class Readers:
         return np.ones(len(token), bool) if self.each is None else token % self.each == 0
 
 
-def output_rows(protocol: Protocol, rows: MachineRows, readers: Readers, x: Tensor) -> Tensor:
-    """ψ: from the mail of a token's machine to its output, (token, 1, word), or (token, 0, …) if it has none.
+def output_function(protocol: Protocol, rows: MachineRows, readers: Readers) -> ElementWise:
+    """The transformer's ψ: the identity if tokens end with their machines' mail, else `output_rows`."""
+    return same if readers.each is None else partial(output_rows, protocol, rows, readers)
 
-    What `gather` makes of one machine's mail are that machine's outputs in order, as in the paper's Definition "MPC".
+
+def output_rows(protocol: Protocol, rows: MachineRows, readers: Readers, x: Tensor) -> Tensor:
+    """From the mail that a token has read to its output: (token, 1, word), or (token, 0, …) if it has none.
+
+    `gather`, applied to one machine's mail, gives that machine's outputs in order, as in the paper's Definition "MPC".
     """
     token, mail = rows.read(x)
     machine = readers.machine(token)

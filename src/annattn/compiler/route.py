@@ -1,4 +1,4 @@
-"""One layer for each round: machines compute, and attention carries their messages (the paper's Lemma "Routing")."""
+"""One layer per round: machines compute, and attention carries their messages (the paper's Lemma "Routing")."""
 
 from dataclasses import dataclass
 
@@ -14,17 +14,35 @@ from annattn.compiler.out import Readers
 from annattn.compiler.sparse_code import HEADER, Decoded, SparseCode
 from annattn.compiler.transformer import Head, Layer
 from annattn.errors import CollisionError
-from annattn.mpc.delivery import check_received, check_sent
+from annattn.mpc.delivery import check_received, check_sent, have_mail
 from annattn.mpc.model import Mail, Numbers, Protocol, Words
-from annattn.mpc.parts.stages import slots
+from annattn.mpc.parts.stages import index_within
 
-__all__ = ["Route", "packet_width"]
+__all__ = ["Route", "packet_width", "route_layers"]
 
 DEST, WIDTH, RECORDS, BODY = range(4)
 
 
+def route_layers(
+    protocol: Protocol,
+    rows: MachineRows,
+    names: Identifiers,
+    code: SparseCode,
+    heads: int,
+    attention: Attention,
+    readers: Readers,
+) -> list[Layer]:
+    """One layer per round. In the last one tokens read as `readers` says, before that each reads its own machine."""
+    itself = Readers(names.machines)
+    last = protocol.rounds - 1
+    return [
+        Route(protocol, i, rows, names, code, heads, attention, readers if i == last else itself).layer()
+        for i in range(protocol.rounds)
+    ]
+
+
 def packet_width(rows: MachineRows) -> int:
-    """Numbers in a slot, Δ: (1, sender, its square, receiver, words a record, records) and s words of limbs each."""
+    """The numbers in a slot, Δ: (1, sender, its square, receiver, words per record, records) and s words in limbs."""
     return HEADER + BODY + rows.limits.memory_words * rows.limbs
 
 
@@ -32,8 +50,8 @@ def packet_width(rows: MachineRows) -> int:
 class Route:
     """The layer of one round: `local` is the machines' step, head h carries every machine's h-th message.
 
-    All a machine sends to one other machine is one message. Queries are the machines' own names; the key of a token is
-    the name of the receiver of its h-th message; the value is the message in the sparse code, read out by `decode`.
+    All that a machine sends to one other machine is one message. A token's query is its machine's own name. Its key is
+    the name of the receiver of its h-th message. Its value is that message in the sparse code, which `decode` reads.
     """
 
     protocol: Protocol
@@ -46,21 +64,19 @@ class Route:
     readers: Readers
 
     def layer(self) -> Layer:
-        """Heads that differ in nothing but the number of the message they carry."""
+        """A layer whose heads differ only in the number of the message they carry."""
         return Layer(
             [self._head(h) for h in range(self.heads)], self.attention, self._compute, self._update, self.rows.width
         )
 
     def _compute(self, x: Tensor) -> Tensor:
-        """The machines' own work: from inbox to outbox."""
+        """The machines' local computation, from inbox to outbox."""
         token, inbox = self.rows.read(x)
         sent = inbox
         if len(inbox):
             sent = self.protocol.step(self.round, inbox)
-            senders = np.zeros(self.rows.limits.machines, bool)
-            senders[inbox.dest] = True
-            check_sent(self.round, sent, self.rows.limits, senders)
-        # By sender, then receiver; what one sends to one other stays in order.
+            check_sent(self.round, sent, self.rows.limits, have_mail(inbox, self.rows.limits.machines))
+        # Ordered by sender, then receiver; records from one to the other stay in order.
         sent = sent.take(np.lexsort([sent.dest, sent.src]))
         return self.rows.write(token, sent.src, sent.dest, sent.words)
 
@@ -95,24 +111,24 @@ class Route:
         return Head(query, key, value, self.names.width, width, nonzeros, read, takes_part)
 
     def _message(self, x: Tensor, h: int) -> tuple[Numbers, Numbers, Numbers, Words]:
-        """The rows that have an h-th message, its receiver, its number of records and its words, zeros at the end."""
+        """The rows that have an h-th message; its receiver, its number of records, and its words, padded with zeros."""
         token, mail = self.rows.read(x)
         owner, dest = mail.dest, mail.src
         new = np.ones(len(mail), bool)
         new[1:] = (owner[1:] != owner[:-1]) | (dest[1:] != dest[:-1])
         first = np.flatnonzero(new)
         message = np.cumsum(new) - 1
-        chosen = slots(owner[first]) == h
+        chosen = index_within(owner[first]) == h
         count = np.diff(first, append=len(mail))[chosen]
         record = np.flatnonzero(chosen[message])
         at = np.repeat(np.arange(len(count)), count)
         words = np.zeros((len(count), mail.width * int(count.max(initial=0))), np.uint64)
-        column = slots(at)[:, None] * mail.width + np.arange(mail.width)
+        column = index_within(at)[:, None] * mail.width + np.arange(mail.width)
         words[at[:, None], column] = mail.words[record]
         return np.searchsorted(token, owner[first[chosen]]), dest[first[chosen]], count, words
 
     def _update(self, x: Tensor, reads: list[Decoded]) -> Tensor:
-        """The next inbox: all messages of all heads in the order of their senders."""
+        """The next inbox: the messages of all heads, ordered by sender."""
         token = _tokens(x)
         parts = [self._opened(token, h, decoded) for h, decoded in enumerate(reads)]
         full = [part for part in parts if len(part)]
@@ -136,7 +152,7 @@ class Route:
         count = body[:, RECORDS]
         at = np.repeat(np.arange(len(body)), count)
         words = to_words(body[:, BODY:], self.rows.limbs)
-        column = slots(at)[:, None] * width + np.arange(width)
+        column = index_within(at)[:, None] * width + np.arange(width)
         return Mail(reader[at], decoded.sender[at], words[at[:, None], column])
 
 

@@ -1,14 +1,14 @@
 """The code that lets a reader take messages apart after attention has averaged them.
 
 The paper's Lemma "message encoding in sparse averaging" (Lemma 3.2 of Sanford, Hsu, Telgarsky 2024). Every sender i
-has a set of slots, row i of a binary matrix A. It writes its packet into each of them and zeros elsewhere. A reader
-gets the average over its c senders. A slot that one sender alone wrote holds that packet divided by c.
+has a set of slots, given by row i of a binary matrix A. It writes its packet into each of them and zeros elsewhere. A
+reader gets the average over its c senders. A slot that only one sender wrote holds that packet divided by c.
 
-A packet starts with (1, i, i²). In a slot that several senders wrote, these add up to (m, Σi, Σi²) over c, and by the
-inequality of Cauchy and Schwarz m·Σi² > (Σi)² for m > 1 different senders: so every slot tells by itself, whatever c
-is, whether it was written once. (The lemma's validity bit alone tells it only if some slot was.) From one such slot c
-is known, all sums are integers, and the packet is subtracted from its sender's other slots, where that may leave a
-further one alone. What is not accounted for at the end is an error; a wrong message is impossible.
+A packet starts with (1, i, i²). In a slot that m senders wrote, these become (m, Σi, Σi²)/c. By the Cauchy-Schwarz
+inequality, m·Σi² > (Σi)² for m > 1 different senders. So every slot tells by itself, whatever c is, whether it was
+written once. (The lemma's validity bit alone tells that only if some slot was written once.) One such slot gives c, and
+then all sums are integers. The packet is subtracted from its sender's other slots, which may leave one of them with a
+single writer, and so on. Anything left at the end is an error; a wrong message is impossible.
 """
 
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ from numpy.typing import NDArray
 
 from annattn.errors import CollisionError
 
-__all__ = ["HEADER", "Decoded", "Reals", "SparseCode", "enough_slots", "lemma_slots", "practical_slots"]
+__all__ = ["HEADER", "Decoded", "Reals", "SparseCode", "enough_slots", "lemma_slots", "message_code", "practical_slots"]
 
 Reals = NDArray[np.float64]
 
 HEADER = 3
-"""Numbers of a packet before its body: 1, the sender and the sender's square."""
+"""The numbers of a packet before its body: 1, the sender, and the sender's square."""
 
 WEIGHT = 8
-"""Slots of a sender in a practical code; the decoder peels, so few are enough."""
+"""Slots per sender in a practical code; the decoder peels, so a few are enough."""
 
 
 def lemma_slots(senders: int, machines: int) -> int:
-    """The lemma's ⌈12·α⁴·ln q⌉ slots for α messages in and out a machine: any α² rows of A have slots of their own.
+    """The lemma's ⌈12·α⁴·ln q⌉ slots for α messages in and out per machine: any α² rows of A have slots of their own.
 
     >>> lemma_slots(2, 16)
     533
@@ -41,7 +41,7 @@ def lemma_slots(senders: int, machines: int) -> int:
 
 
 def enough_slots(senders: int, machines: int) -> int:
-    """⌈12·b²·ln q⌉ slots, with which any b of q random rows have a slot of their own each; see docs/compiler.md.
+    """⌈12·b²·ln q⌉ slots: each of any b of q random rows then has a slot of its own; see docs/compiler.md.
 
     >>> enough_slots(4, 16)
     533
@@ -50,7 +50,7 @@ def enough_slots(senders: int, machines: int) -> int:
 
 
 def practical_slots(senders: int, machines: int) -> int:
-    """min(q, 4α + 32): one slot a machine, or as many as peeling needs to fail for next to no set of α senders.
+    """min(q, 4α + 32): one slot per machine, or so many that peeling fails for almost no set of α senders.
 
     >>> practical_slots(16, 4096), practical_slots(16, 20)
     (96, 20)
@@ -60,7 +60,7 @@ def practical_slots(senders: int, machines: int) -> int:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What readers found: reader j's message from sender i, in columns; bodies are whole numbers."""
+    """Decoded messages in columns: the reader, the sender, and the body in whole numbers."""
 
     reader: NDArray[np.int64]
     sender: NDArray[np.int64]
@@ -68,7 +68,7 @@ class Decoded:
 
 
 class SparseCode:
-    """Slots for `machines` senders, drawn from a seed: the identity, a few slots each, or the lemma's coin flips.
+    """Slots for `machines` senders: one each, a few each drawn from a seed, or the lemma's coin flips.
 
     >>> code = SparseCode.practical(senders=2, machines=3)
     >>> mean = (code.encode([0], [[7, 8]]) + code.encode([2], [[5, 6]])) / 2
@@ -79,20 +79,20 @@ class SparseCode:
     def __init__(self, rows: NDArray[np.bool_]) -> None:
         self.machines, self.slots = rows.shape
         self.weight = int(rows.sum(axis=1).max())
-        # The slots of each sender; shorter lists are filled up with a slot that does not exist.
+        # The slots of each sender; shorter lists are padded with a slot that does not exist.
         order = np.argsort(~rows, axis=1, kind="stable")[:, : self.weight]
         self.of = np.where(np.take_along_axis(rows, order, axis=1), order, self.slots)
 
     @classmethod
     def practical(cls, senders: int, machines: int, slots: int | None = None, seed: int = 0) -> "SparseCode":
-        """`practical_slots`, or as many as given: the identity if they are enough for it, else 8 slots a sender."""
+        """A code of `practical_slots` or the given number of slots: one per sender if they suffice, else eight."""
         slots = practical_slots(senders, machines) if slots is None else slots
         if slots >= machines:
             return cls(np.eye(machines, dtype=bool))
         weight, rng = min(WEIGHT, slots), np.random.default_rng(seed)
         rows = np.zeros((machines, slots), bool)
         again = np.arange(machines)
-        # Two senders with the same slots could never be told apart: draw one of them anew, while that can help.
+        # Two senders with the same slots could never be told apart, so one of them is drawn again, up to a limit.
         for _ in range(100):
             keys = rng.random((len(again), slots))
             rows[again] = np.argsort(np.argsort(keys, axis=1), axis=1) < weight
@@ -104,15 +104,15 @@ class SparseCode:
 
     @classmethod
     def lemma(cls, senders: int, machines: int, slots: int, seed: int = 0) -> "SparseCode":
-        """The lemma's matrix for `senders` rows: each entry is 1 with probability 1/(senders + 1)."""
+        """The lemma's matrix for sets of `senders` rows: each entry is 1 with probability 1/(senders + 1)."""
         rows = np.random.default_rng(seed).random((machines, slots)) < 1 / (senders + 1)
         rows[~rows.any(axis=1), 0] = True
         return cls(rows)
 
     def encode(self, sender: Any, body: Any, count: int | None = None, row: Any = None) -> Reals:
-        """Value rows, one for each sender, or `count` of them with the senders' at the given `row` numbers.
+        """Value rows, one per sender; or `count` rows, with the senders' values in the rows given by `row`.
 
-        Column f·slots + j is number f of the packet in slot j: short bodies leave the last columns out, not spread.
+        Column f·slots + j is number f of the packet in slot j, so a short body leaves out only trailing columns.
         """
         sender, body = np.asarray(sender, np.int64), np.asarray(body, np.float64)
         row = np.arange(len(sender)) if row is None else row
@@ -125,7 +125,7 @@ class SparseCode:
         return value.reshape(len(value), -1)
 
     def decode(self, mean: Reals, *, layer: int, head: int) -> Decoded:
-        """The messages of every row's senders, or CollisionError naming the row that cannot be taken apart."""
+        """The messages of every row's senders; CollisionError names a row that cannot be taken apart."""
         numbers = mean.shape[1] // self.slots
         reader = np.flatnonzero(mean[:, : self.slots].any(axis=1))
         share = mean.reshape(len(mean), numbers, self.slots)[reader]
@@ -174,7 +174,18 @@ class SparseCode:
         return Decoded(reader[rows], packets[:, 1], packets[:, HEADER:])
 
 
+def message_code(senders: int, machines: int, mode: str, slots: int | None, seed: int) -> SparseCode:
+    """The lemma's code in mode "theorem", else one with as few slots as decode, or with `slots` of them.
+
+    >>> message_code(senders=2, machines=3, mode="practical", slots=None, seed=0).slots
+    3
+    """
+    if mode == "theorem":
+        return SparseCode.lemma(senders**2, machines, lemma_slots(senders, machines), seed)
+    return SparseCode.practical(senders, machines, slots, seed)
+
+
 def _written_once(share: Reals) -> NDArray[np.bool_]:
     one, sender, square = share[:, 0], share[:, 1], share[:, 2]
-    # Different whole numbers below 2^20 have a variance of more than 2^-42 of their mean square; rounding is 2^-50.
+    # Different whole numbers below 2^20 have a variance above 2^-42 times their mean square; rounding is near 2^-50.
     return (one > 0) & (square * one - sender**2 <= 2.0**-46 * square * one)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from annattn.checks import require_count
 from annattn.compiler.collision_layer import CollisionLayer
-from annattn.compiler.homes import Homes, padded
 from annattn.compiler.low_rank_layer import LowRankLayer
 from annattn.compiler.mechanisms import LowRank
+from annattn.compiler.token_placement import TokenPlacement, padded
 from annattn.compiler.transformer import Layer, Transformer
 from annattn.errors import CompileError, InputError, LeastMemoryError
 from annattn.mpc.model import Limits, Mail, Numbers, Protocol, Words, real_words, spread, word_reals
@@ -26,18 +26,18 @@ def to_protocol(
 ) -> "TransformerProtocol":
     """The protocol that computes a transformer on n tokens with machines of `memory_words` words.
 
-    Token machines hold ⌊s / what a token needs⌋ tokens each. A layer of exact-match or ANNA attention takes
-    4^d + 2·depth + 2 rounds, whatever the number of its heads, a low-rank layer 2·depth (at least 1), and one round at
-    the end applies ψ: O(L/(ε'-ε)) in all for mH = N^ε and s = N^ε'. Numbers are float64; the hash functions of an ANNA
-    layer are part of the protocol, the theorem's shared random seeds.
+    A token machine holds as many tokens as its memory allows. A layer of exact-match or ANNA attention takes
+    4^d + 2·depth + 2 rounds, however many heads it has. A low-rank layer takes 2·depth rounds, at least 1. One round at
+    the end applies ψ. That is O(L/(ε'-ε)) rounds in all for mH = N^ε and s = N^ε'. Numbers are float64. The hash
+    functions of an ANNA layer are part of the protocol: they are the theorem's shared random seeds.
 
     Args:
         transformer: its element-wise functions get float64 rows.
-        n: tokens.
-        memory_words: s; what is too little is refused with the number that would do.
-        dim: columns of an input row, if the transformer does not say.
-        example: rows to learn the widths of layers from that do not declare them, zeros if not given; if there are n of
-            them they are also what the protocol is tried on when it is compiled in turn.
+        n: the number of tokens.
+        memory_words: s; too little is refused with the number that would be enough.
+        dim: columns of an input row, if the transformer does not declare them.
+        example: rows, by default zeros, on which to learn the widths of layers that do not declare them. If there are n
+            rows, they are also the input that the protocol is tried on if it is compiled in turn.
 
     >>> from annattn.compiler import Head, Layer, Transformer
     >>> from annattn.mpc import run
@@ -52,7 +52,7 @@ def to_protocol(
             "transformer",
             given=type(transformer).__name__,
             expected="an annattn.compiler.Transformer",
-            hint="describe its layers by Layer and Head; an nn.Transformer is another thing",
+            hint="describe its layers by Layer and Head; an nn.Transformer cannot be compiled",
         )
     n = require_count("n", n)
     dim = getattr(transformer, "dim", None) if dim is None else dim
@@ -64,7 +64,7 @@ def to_protocol(
 
 
 class TransformerProtocol(Protocol):
-    """What `to_protocol` makes; the input is `encode(rows)`, the output the float64 rows of ψ."""
+    """What `to_protocol` returns; the input is `encode(rows)`, the output the float64 rows of ψ."""
 
     def __init__(
         self, transformer: Transformer, n: int, memory_words: int, widths: list[int], example: Tensor | None
@@ -75,12 +75,12 @@ class TransformerProtocol(Protocol):
         if held < 1:
             least = least_memory(lambda words: _most_held(transformer, n, words, widths) >= 1)
             raise LeastMemoryError("this transformer", n=n, memory_words=memory_words, least=least)
-        self.homes = Homes(n, held)
+        self.placement = TokenPlacement(n, held)
         self.parts = [
-            _part(layer)(layer, self.homes, width, memory_words)
+            _part(layer)(layer, self.placement, width, memory_words)
             for layer, width in zip(transformer.layers, widths, strict=False)
         ]
-        machines = self.homes.machines + max((part.machines for part in self.parts), default=0)
+        machines = self.placement.machines + max((part.machines for part in self.parts), default=0)
         self.limits = Limits(machines, memory_words)
         self.rounds = sum(part.rounds for part in self.parts) + 1
 
@@ -92,17 +92,17 @@ class TransformerProtocol(Protocol):
         return real_words(block)
 
     def sample(self, rng: np.random.Generator) -> Words:
-        """The example it was made with, if that has n rows; else normal numbers."""
+        """The example it was made with, if that has n rows, else normally distributed numbers."""
         if self.example is not None and len(self.example) == self.n:
             return self.encode(self.example)
         return self.encode(rng.standard_normal((self.n, self.widths[0])))
 
     def scatter(self, words: Words) -> Mail:
-        """As many tokens a machine as it can serve."""
-        return spread(words.reshape(self.n, self.widths[0]), self.homes.held)
+        """As many tokens per machine as it can serve."""
+        return spread(words.reshape(self.n, self.widths[0]), self.placement.per_machine)
 
     def step(self, round: int, mail: Mail) -> Mail:  # noqa: A002 - the model's word
-        """A round of the layer it falls into; the first of each also ends the layer before."""
+        """A round of the layer it belongs to; the first round of a layer also finishes the layer before."""
         i = round
         for number, part in enumerate(self.parts):
             if i == 0:
@@ -111,12 +111,12 @@ class TransformerProtocol(Protocol):
                 return part.step(i - 1, mail)
             i -= part.rounds
         token, x = self._rows(len(self.parts), mail)
-        home = self.homes.of(token)
+        home = self.placement.machine_of(token)
         return Mail(home, home, real_words(padded(self.transformer.output(x), self.widths[-1])))
 
     def _rows(self, number: int, mail: Mail) -> tuple[Numbers, Tensor]:
         if number == 0:
-            return self.homes.tokens_of(mail.dest), torch.from_numpy(word_reals(mail.words))
+            return self.placement.tokens_of(mail.dest), torch.from_numpy(word_reals(mail.words))
         return self.parts[number - 1].finish(mail)
 
     def gather(self, mail: Mail) -> NDArray[np.float64]:
@@ -129,13 +129,13 @@ def _part(layer: Layer) -> type[CollisionLayer] | type[LowRankLayer]:
 
 
 def _most_held(transformer: Transformer, n: int, memory_words: int, widths: Sequence[int]) -> int:
-    """The most tokens a machine can serve in every layer, at most n; 0 if not one."""
+    """The most tokens that one machine can serve in every layer: at most n, and 0 if it cannot serve any."""
 
     def fits(held: int) -> bool:
         rows = held * max(widths) <= memory_words
-        homes = Homes(n, held)
+        placement = TokenPlacement(n, held)
         parts = zip(transformer.layers, widths, strict=False)
-        return rows and all(_part(layer).fits(layer, homes, width, memory_words) for layer, width in parts)
+        return rows and all(_part(layer).fits(layer, placement, width, memory_words) for layer, width in parts)
 
     low, high = 0, min(n, memory_words) + 1
     while high - low > 1:
@@ -145,7 +145,7 @@ def _most_held(transformer: Transformer, n: int, memory_words: int, widths: Sequ
 
 
 def _widths(transformer: Transformer, dim: int, example: Tensor | None) -> list[int]:
-    """Columns of the rows before each layer, and of ψ's: declared, or learnt from one run on the example."""
+    """The columns of the rows before each layer and after ψ, as declared or as seen in one run on the example."""
     declared: list[Any] = [layer.width for layer in transformer.layers]
     if all(width is not None for width in declared) and transformer.keeps_rows:
         return [dim, *declared, [dim, *declared][-1]]

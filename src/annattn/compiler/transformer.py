@@ -1,12 +1,12 @@
 """Transformers in the paper's sense: arbitrary element-wise functions between attention layers.
 
-The paper's Definition "Transformer": X ↦ f_ℓ(X), where a layer f runs H heads, each with its own query, key and value
-functions Q, K, V of one token's row, and puts their outputs together; an output function ψ at the end. "Element-wise"
-means: of one token's row alone, and any such function is allowed (Section "Standard attention and transformers").
+The paper's Definition "Transformer": X ↦ f_ℓ(X), where a layer f runs H heads, each with its own functions Q, K and V
+of a token's row, and combines their outputs; at the end comes an output function ψ. "Element-wise" means that a
+function looks at one token's row alone. Any such function is allowed (Section "Standard attention and transformers").
 
-Two conveniences, neither of which adds power. A layer has a `local` function that Q, K and V of all its heads share:
-Q_h(local(x)) is an element-wise function like any other. And a layer's `update` may look at local(x) besides what the
-heads give: the Definition has no such residual, but one more head, whose queries and keys are the positions, brings it.
+Two conveniences add no power. A layer has a function `local` that the Q, K and V of all its heads share: Q_h(local(x))
+is an element-wise function like any other. And a layer's `update` may use local(x) besides the heads' outputs. The
+Definition has no such residual, but one more head, whose queries and keys are the positions, would provide it.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ from annattn.errors import InputError
 __all__ = ["ElementWise", "Head", "Layer", "Sizes", "Step", "Trace", "Transformer", "same"]
 
 ElementWise = Callable[[Tensor], Tensor]
-"""Rows (n, d) to rows (n, m), each row by itself."""
+"""A function from rows (n, d) to rows (n, m) that treats each row by itself."""
 
 
 def same(x: Tensor) -> Tensor:
-    """The identity: the element-wise function of those who need none."""
+    """The identity, for layers that need no function."""
     return x
 
 
@@ -38,13 +38,13 @@ def _beside(x: Tensor, reads: list[Any]) -> Tensor:
 
 @dataclass(frozen=True)
 class Head:
-    """An attention head: element-wise Q, K, V, and `read`, applied to each token's output at once.
+    """An attention head: element-wise functions Q, K and V, and `read`, which is applied to each token's output.
 
     width: columns of queries and keys. value_width: columns of values, m in the paper.
     nonzeros: how many entries of a value row can be nonzero, for heads whose values are sparse. Such a head's value
-    function may leave out trailing columns that are zero for all tokens; the output then lacks them as well.
-    takes_part: tells of local(x) which tokens' queries and which tokens' keys can match at all, as two masks. To leave
-    out the others (queries equal to no key, keys equal to no query) changes no number, only the time it takes.
+    function may leave out trailing columns that are zero for all tokens; the output then lacks them too.
+    takes_part: a function of local(x) that says, as two masks, which tokens' queries and which tokens' keys can match
+    at all. Leaving out the others saves time and changes no number.
     """
 
     query: ElementWise
@@ -61,8 +61,8 @@ class Head:
 class Layer:
     """An attention layer: X ↦ update(local(X), [read(head(local(X))) for each head]).
 
-    width: columns of the rows it gives; without it `to_protocol` tries the layer out to learn it. With a declared width
-    a layer may leave out trailing columns that are zero for all tokens, as values may.
+    width: columns of its output rows; if not declared, `to_protocol` runs the layer once to find out. A layer with a
+    declared width may leave out trailing columns that are zero for all tokens, as values may.
     """
 
     heads: Sequence[Head]
@@ -74,7 +74,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the paper counts: layers L, heads H and widths m, each the largest of any layer."""
+    """What the paper counts: layers L, heads H and widths m. Heads and widths are the largest of any layer."""
 
     layers: int
     heads: int
@@ -91,7 +91,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Step:
-    """One head of one layer as the watched tokens saw it, and the nonzero entries of all values together."""
+    """One head of one layer: the rows of the watched tokens, and the number of nonzero entries in all values."""
 
     layer: int
     head: int
@@ -104,7 +104,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Trace:
-    """A run's output, every layer's rows of the watched tokens (the first are the input's) and every head's steps."""
+    """A run's output, the watched tokens' rows before the first and after every layer, and every head's steps."""
 
     tokens: tuple[int, ...]
     output: Tensor
@@ -113,7 +113,7 @@ class Trace:
 
     @property
     def nonzeros(self) -> int:
-        """Nonzero entries in the values of the fullest head."""
+        """The number of nonzero entries in the values of the fullest head."""
         return max((step.nonzeros for step in self.steps), default=0)
 
     def __str__(self) -> str:
@@ -168,7 +168,7 @@ class Transformer:
         return self.output(x)
 
     def trace(self, x: Float[Tensor, "n d"], tokens: Sequence[int] = (0,)) -> Trace:
-        """A run that remembers what the given tokens held, layer by layer and head by head."""
+        """A run that records what the given tokens hold, layer by layer and head by head."""
         states, steps = [x[list(tokens)]], []
         for number, layer in enumerate(self.layers):
             local, reads = layer.local(x), []
@@ -196,7 +196,7 @@ def _attend(number: int, h: int, layer: Layer, local: Tensor) -> tuple[Tensor, T
     if head.takes_part is None:
         return query, key, value, layer.attention(query, key, value)
     asks, offers = head.takes_part(local)
-    # NumPy's zeros take no time and no memory until they are written to, torch's do; most tokens may take no part.
+    # Most tokens may take no part. NumPy's zeros, unlike torch's, take no time and memory until they are written to.
     out = torch.from_numpy(np.zeros((n, value.shape[1]))).to(value.dtype)
     if bool(asks.any()) and bool(offers.any()):
         out[asks] = layer.attention(query[asks], key[offers], value[offers])

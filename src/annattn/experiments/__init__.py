@@ -1,4 +1,4 @@
-"""The paper's experiments and ours: recipes, training, and the error over draws of the hash functions."""
+"""The paper's experiments and ours: recipes, training, and errors over draws of the hash functions."""
 
 from annattn.experiments.evaluation import Error, grid, measure
 from annattn.experiments.recipe import Recipe, Stage, read_recipe, write_recipe

@@ -1,4 +1,4 @@
-"""Small trained models that come with the library, each with the command, the seed and the log that made it."""
+"""Small trained models that come with the library, each with the command, seed and log of its training."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def trained(name: str) -> Transformer:
 
 
 def notes_of(checkpoint: str | Path) -> dict[str, Any]:
-    """What a checkpoint says of itself: its recipe, seed, command and measured error.
+    """What a checkpoint says about itself: its recipe, seed, command and measured error.
 
     >>> notes_of(FOLDER / "match2_direct")["seed"]
     0
@@ -53,7 +53,7 @@ def notes_of(checkpoint: str | Path) -> dict[str, Any]:
 
 
 def keep(name: str, run: str | Path, *, folder: Path = FOLDER, samples: int = 256, draws: int = 10) -> dict[str, Any]:
-    """Measure the finished model of a run and put it, its log and its error among those that come with the library."""
+    """Measure the finished model of a run, and add it, its log and its error to those that come with the library."""
     run = Path(run)
     model, notes = load_model(run / "model"), notes_of(run / "model")
     error = measure(model, read_recipe(notes["recipe"]).make_task(), samples=samples, draws=draws)

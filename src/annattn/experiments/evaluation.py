@@ -1,4 +1,4 @@
-"""The error of a model over draws of its hash functions, and sweeps over tables and hashes."""
+"""The error of a model over draws of its hash functions, and grids over tables and hashes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ __all__ = ["Error", "grid", "measure"]
 
 @dataclass(frozen=True)
 class Error:
-    """Share of wrong tokens, one number a draw of the hash functions.
+    """The share of wrong tokens, one number per draw of the hash functions.
 
     >>> Error((0.0, 0.5)).mean, Error((0.0, 0.5)).spread
     (0.25, 0.25)
@@ -47,9 +47,9 @@ def measure(
     batch: int = 64,
     data: Batch | None = None,
 ) -> Error:
-    """Share of wrong tokens on held-out sequences of the split "test", over the positions that count.
+    """The share of wrong tokens, among the positions that count, on held-out sequences of the split "test".
 
-    Hash functions are drawn for this measurement only: the model keeps its own.
+    Hash functions are drawn for this measurement only; the model keeps its own.
 
     >>> from annattn.experiments import RECIPES
     >>> recipe = RECIPES["match2_paper"]
@@ -87,7 +87,7 @@ def grid(
     draws: int = 10,
     seed: int = 0,
 ) -> list[Error]:
-    """`measure` under each of these mechanisms, with the same weights and the same data.
+    """`measure` with each of these mechanisms, on the same weights and the same data.
 
     >>> from annattn.experiments import RECIPES
     >>> from annattn.nn import AnnaConfig

@@ -1,4 +1,4 @@
-"""The paper's two figures from measured errors: Match2 as lines over tables, induction heads as a heat map."""
+"""The paper's two figures from measured errors: lines over tables for Match2, a heat map for induction heads."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ __all__ = ["heat_map", "lines"]
 def lines(
     path: Path, title: str, tables: Sequence[int], series: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str
 ) -> Path:
-    """Mean error against the number of tables, one line a series, with its spread as a band.
+    """Mean error over the number of tables, one line per series, with its spread as a band.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -37,7 +37,7 @@ def lines(
 def heat_map(
     path: Path, title: str, rows: Sequence[int], columns: Sequence[int], errors: Sequence[Sequence[float]]
 ) -> Path:
-    """Mean error with these numbers of tables in the first layer (rows) and in the second (columns).
+    """Mean error for numbers of tables in the first layer (rows) and in the second (columns).
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -65,7 +65,7 @@ def _pyplot() -> Any:
         import matplotlib
     except ModuleNotFoundError:
         raise InputError(
-            "figures", given="no matplotlib here", expected="it installed", hint="pip install 'annattn[report]'"
+            "figures", given="no matplotlib", expected="matplotlib installed", hint="pip install 'annattn[report]'"
         ) from None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt

@@ -15,9 +15,10 @@ __all__ = ["Recipe", "Stage", "check_vocabularies", "read_recipe", "write_recipe
 
 @dataclass(frozen=True)
 class Stage:
-    """Some steps with one mechanism a layer; `noise` runs from its first to its second number in mechanisms with one.
+    """Some training steps with one mechanism per layer.
 
-    `n`, if given, is the length of the sequences in this stage.
+    In mechanisms that have a noise, it moves from the first number of `noise` to the second. `n`, if given, is the
+    length of the sequences in this stage.
 
     >>> from annattn.nn import SampledCollisionConfig
     >>> stage = Stage(steps=11, attention=(SampledCollisionConfig(),), noise=(0.0, 1.0))
@@ -43,11 +44,11 @@ class Stage:
 class Recipe:
     """What `train` needs.
 
-    - task: a name of `annattn.tasks.TASKS`; task_options: its parameters.
-    - model: sizes; its `attention` is what the finished model is meant to run with.
+    - task: a name in `annattn.tasks.TASKS`; task_options: its parameters.
+    - model: its sizes; `attention` is what the finished model runs with.
     - stages: run one after the other, with fresh hash functions in every step.
-    - rate: largest learning rate, after `warmup` steps; from there to a twentieth of it on a cosine.
-    - dataset: None draws fresh data in every step; a number draws so many sequences once, as in the paper's Match2.
+    - rate: the largest learning rate, reached after `warmup` steps; then a cosine takes it to a twentieth.
+    - dataset: None draws fresh data in every step; a number draws that many sequences once, as in the paper's Match2.
 
     >>> from annattn.experiments import RECIPES
     >>> RECIPES["match2_paper"].steps
@@ -81,7 +82,7 @@ class Recipe:
                 raise InputError("noise of a stage", given=stage.noise, expected="its first and its last number")
             if len(stage.attention) != self.model.layers:
                 raise InputError(
-                    "stage", given=f"{len(stage.attention)} mechanisms", expected=f"{self.model.layers}, one a layer"
+                    "stage", given=f"{len(stage.attention)} mechanisms", expected=f"{self.model.layers}, one per layer"
                 )
         if self.steps < 1:
             raise InputError("stages", given="no steps", expected="at least one")
@@ -92,7 +93,7 @@ class Recipe:
         return sum(stage.steps for stage in self.stages)
 
     def make_task(self, n: int | None = None) -> Task:
-        """The task itself, at this length if given."""
+        """The task, with this length if given."""
         options = self.task_options | ({} if n is None else {"n": n})
         try:
             return TASKS[self.task](**options)
@@ -114,7 +115,7 @@ class Recipe:
         raise InputError("step", given=step, expected=f"below {self.steps}")
 
     def shortened(self, share: float) -> "Recipe":
-        """The same recipe with every stage and the warm-up cut to this share of its steps.
+        """The same recipe with this share of the steps of every stage and of the warm-up.
 
         >>> from annattn.experiments import RECIPES
         >>> RECIPES["match2_paper"].shortened(0.1).steps
@@ -127,7 +128,7 @@ class Recipe:
 
 
 def check_vocabularies(model: TransformerConfig, task: Task) -> None:
-    """Raise unless the model reads and writes the symbols of the task.
+    """Raise unless the model's vocabularies are those of the task.
 
     >>> from annattn.experiments import RECIPES
     >>> check_vocabularies(RECIPES["match2_paper"].model, TASKS["match2"]())
@@ -138,7 +139,7 @@ def check_vocabularies(model: TransformerConfig, task: Task) -> None:
 
 
 def write_recipe(recipe: Recipe) -> dict[str, Any]:
-    """A recipe as JSON-ready data.
+    """A recipe as data for JSON.
 
     >>> from annattn.experiments import RECIPES
     >>> write_recipe(RECIPES["match2_paper"])["task"]

@@ -1,4 +1,4 @@
-"""The runs behind the figures, by name."""
+"""The recipes behind the figures, by name."""
 
 from typing import Any
 
@@ -21,13 +21,13 @@ __all__ = ["RECIPES"]
 
 _MATCH2: dict[str, Any] = {"n": 32, "modulus": 37}
 _INDUCTION: dict[str, Any] = {"n": 100, "letters": 4}
-# The paper does not say how positions enter. Here they do alike in both ways of training, so that only those differ.
+# The paper does not say how positions enter the model. Here they enter in the same way in both ways of training.
 _LATEST_AFTER_PREVIOUS: dict[str, Any] = {"positions": "none", "rotary": (True, False), "recency": (0.0, 0.5)}
 _K_HOP: dict[str, Any] = {"n": 100, "letters": 4, "hops": 4}
 
 
 def _model(task: Task, attention: tuple[AttentionConfig, ...], **options: Any) -> TransformerConfig:
-    """A model of the task's vocabularies and length."""
+    """A model with the task's vocabularies and length."""
     sizes: dict[str, Any] = {"length": task.n, "dim": 64} | options
     return TransformerConfig(task.input_vocab, task.target_vocab, attention=attention, **sizes)
 
@@ -52,8 +52,8 @@ def _match2_direct() -> Recipe:
         task="match2",
         task_options=_MATCH2,
         model=_model(Match2(**_MATCH2), (AnnaConfig("cross_polytope", 4, 3),), is_causal=False, positions="none"),
-        # Wide collision probabilities first, whose gradient reaches pairs at right angles; then few and sharp tables,
-        # fewer and sharper than the model will run with, so that what runs has room to spare.
+        # Wide collision probabilities come first, because their gradient reaches pairs at right angles. The last stage
+        # has fewer tables than the finished model, so that the model has a margin.
         stages=(
             Stage(800, (ExpectedCollisionConfig("hyperplane", 4),)),
             Stage(600, sampled(4, 1), (0.0, 1.0)),
@@ -70,7 +70,7 @@ def _induction_paper(beta: float) -> Recipe:
         task="induction_heads",
         task_options=_INDUCTION,
         model=_model(InductionHeads(**_INDUCTION), (surrogate,) * 2, dim=128, **_LATEST_AFTER_PREVIOUS),
-        # Dropout makes the weights about as noisy as counts of few tables do; without it hashing undoes the model.
+        # Dropout makes the weights about as noisy as the counts of a few tables; without it hashing ruins the model.
         stages=(Stage(1500, (dropped,) * 2, n=50), Stage(3000, (dropped,) * 2)),
         rate=3e-3,
     )
@@ -89,9 +89,9 @@ def _induction_direct(*, latest: bool) -> Recipe:
     return Recipe(
         task="induction_heads",
         task_options=_INDUCTION,
-        # Two heads of 32: in layer 2 one looks for the match and one for the number of hops, at position 0.
+        # Two heads of 32: in layer 2 one looks for the match, the other for the number of hops at position 0.
         model=_model(InductionHeads(**_INDUCTION), hashed, heads=2, **_LATEST_AFTER_PREVIOUS),
-        # Short words and averages first; then noise, which makes near-certain collisions pay.
+        # Short words and averages first. Then noise, which rewards near-certain collisions.
         stages=(
             Stage(200, sampled(6, SampledCollisionConfig), (0.0, 0.0), n=50),
             Stage(400, sampled(6, SampledCollisionConfig), (0.0, 0.6), n=50),
@@ -106,7 +106,7 @@ def _k_hop_direct() -> Recipe:
     wide = tuple(ExpectedCollisionConfig("hyperplane", z) for z in (6, 8, 8, 8))
     sampled = tuple(SampledCollisionConfig("hyperplane", 32, z) for z in hashes)
     hashed = tuple(AnnaConfig("hyperplane", 64, z) for z in hashes)
-    # Layer 1 finds the letter before, layer 2 the latest match; layers 3 and 4 go to positions, so they double hops.
+    # Layer 1 finds the letter before, layer 2 the latest match. Layers 3 and 4 go to positions, so they double hops.
     places: dict[str, Any] = {
         "positions": "prime",
         "rotary": (True, False, False, False),
@@ -144,14 +144,14 @@ def _recall_anna() -> Recipe:
     def sampled(hashes: int) -> tuple[AttentionConfig, ...]:
         return SampledCollisionConfig("hyperplane", 16, hashes), SampledCollisionConfig("hyperplane", 8, hashes)
 
-    # Few hashes first: strangers that meet by chance are pushed apart. Then more of them, which only equals survive.
+    # With few hashes, unrelated keys collide by chance and are pushed apart. With more, only equal ones still collide.
     stages = (
         Stage(800, (ExpectedCollisionConfig("hyperplane", 8),) * 2),
         Stage(600, sampled(8), (0.0, 0.9)),
         Stage(600, sampled(12), (0.9, 0.9)),
         Stage(500, sampled(16), (0.9, 0.9)),
     )
-    # At 16,384 tokens a query has 64 times as many keys to meet by chance as in training: that takes more hashes still.
+    # At 16,384 tokens there are 64 times as many keys to meet by chance as in training, which takes even more hashes.
     return _recall(stages, (AnnaConfig("hyperplane", 32, 28), AnnaConfig("hyperplane", 16, 28)))
 
 
@@ -175,4 +175,4 @@ RECIPES: dict[str, Recipe] = {
     "recall_softmax": _recall_like(SoftmaxConfig(beta=16.0)),
     "recall_low_rank": _recall_like(LowRankConfig()),
 }
-"""Every recipe by the name that `annattn train` knows it by."""
+"""Every recipe by the name that `annattn train` uses."""

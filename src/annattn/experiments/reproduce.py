@@ -1,4 +1,4 @@
-"""The experiments of the paper and ours, each from nothing to numbers and a picture; `annattn reproduce` runs them."""
+"""The paper's experiments and ours, each from training to numbers and figures; `annattn reproduce` runs them."""
 
 import platform
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from annattn.files import write_json
 from annattn.nn import AnnaConfig, AttentionConfig, LatestMatchConfig, Transformer
 from annattn.tasks import AssociativeRecall, KHop
 
-__all__ = ["EXPERIMENTS", "PROFILES", "Finding", "Profile", "Workshop"]
+__all__ = ["EXPERIMENTS", "PROFILES", "ExperimentContext", "Finding", "Profile"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One measured number, with its spread over draws of the hash functions, beside the number asked for.
+    """One measured number, its spread over draws of the hash functions, and the number asked for.
 
     >>> Finding("error", 0.01, at_most=0.05).holds
     True
@@ -37,19 +37,19 @@ class Finding:
 
     @property
     def holds(self) -> bool:
-        """Whether it is as low as asked; true when nothing was asked."""
+        """Whether the number is as low as asked for; true if nothing was asked for."""
         return self.at_most is None or self.measured <= self.at_most
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How much of everything to do.
+    """How much an experiment trains and measures.
 
-    - share: of a recipe's steps, by the recipe's name; `others` for those not named.
-    - seeds: how many runs where several are asked for.
-    - samples, draws: of the measurements.
-    - first, second: numbers of tables of the induction heads' grid.
-    - lengths: at which associative recall is read.
+    - share: the share of a recipe's steps, by the recipe's name; `others` for recipes that are not named.
+    - seeds: the number of runs, where several are asked for.
+    - samples, draws: the numbers of sequences and of draws in a measurement.
+    - first, second: the numbers of tables in the two layers, for the grid of induction heads.
+    - lengths: the lengths at which associative recall is measured.
     - leaves_out: experiments that run only when they are named.
     """
 
@@ -73,22 +73,22 @@ _QUICK = {
     "induction_latest": 0.5,
 }
 _PAPER_STEPS = 400_000
-# The recipes of the paper's way on induction heads are shorter than the paper's run.
+# These recipes follow the paper but are shorter than its run.
 _FULL = {name: _PAPER_STEPS / RECIPES[name].steps for name in RECIPES if name.startswith("induction_paper")}
 
 PROFILES: dict[str, Profile] = {
-    # The paper's two figures, the paper's way and trained directly, in a quarter of an hour on two cores.
+    # The paper's two figures, trained the paper's way and directly, in a quarter of an hour on two cores.
     "quick": Profile(_QUICK, 1.0, 1, 64, 3, (32, 64, 96), (4, 16, 32), leaves_out=("k_hop", "ablations", "recall")),
     "full": Profile(_FULL, 1.0, 10, 256, 10, tuple(range(32, 97, 8)), tuple(range(4, 33, 4))),
 }
 
 
 @dataclass
-class Workshop:
-    """Where an experiment trains, measures and writes.
+class ExperimentContext:
+    """What an experiment trains, measures and writes with.
 
-    - run: trains (recipe, name, seed, folder) before the model is asked for; the command line shows a bar meanwhile.
-    - watch: told what is measured and in how many parts, it gives a function to call after each part.
+    - run: trains (recipe, name, seed, folder) before a model is needed; the command line shows a progress bar.
+    - watch: gets what is measured and the number of parts; the function it yields is called after each part.
     """
 
     folder: Path
@@ -99,7 +99,7 @@ class Workshop:
     run: Callable[[Recipe, str, int, Path], None] | None = None
 
     def model(self, name: str, *, seed: int = 0, recipe: Recipe | None = None) -> Transformer:
-        """A trained model of this recipe, trained now or found finished in the folder."""
+        """A trained model of this recipe: found finished in the folder, or trained now."""
         recipe = recipe or RECIPES[name]
         share = self.profile.share.get(name, self.profile.others)
         recipe = recipe if share == 1 else recipe.shortened(share)
@@ -109,13 +109,13 @@ class Workshop:
         return train(recipe, seed=seed, folder=place)
 
     def errors(self, model: Transformer, task: Any, cells: list[tuple[AttentionConfig, ...]]) -> list[Error]:
-        """Errors with these mechanisms under the profile's samples and draws."""
+        """The errors with these mechanisms, with the profile's numbers of samples and draws."""
         samples, draws = self.profile.samples, self.profile.draws
         with self.watch("measuring", len(cells)) as advance:
             return grid(model, task, cells, samples=samples, draws=draws, report=lambda at, error: advance())
 
     def best(self, model: Transformer, task: Any, choices: list[list[tuple[AttentionConfig, ...]]]) -> list[Error]:
-        """For each list the error of the mechanisms that do best on a few sequences of the split "validation"."""
+        """For each list, the error of the mechanisms that do best on a few sequences of the split "validation"."""
         few = task.sample(16, (0, 4), split="validation")
 
         with self.watch("choosing z", sum(map(len, choices))) as advance:
@@ -128,7 +128,7 @@ class Workshop:
         return self.errors(model, task, chosen)
 
     def write(self, name: str, findings: list[Finding], data: Any) -> list[Finding]:
-        """Keep the numbers, with the machine and the versions that gave them."""
+        """Write the numbers to a file, with the machine and the versions that gave them."""
         made = [asdict(one) for one in findings]
         machine = {"processor": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -136,38 +136,38 @@ class Workshop:
         return findings
 
 
-def match2_paper(shop: Workshop) -> list[Finding]:
+def match2_paper(context: ExperimentContext) -> list[Finding]:
     """Figure "Match2": the softmax surrogate with β = 0.1, then hashing with ℓ = 1 … 16 and z = 1 … 6."""
     recipe = RECIPES["match2_paper"]
-    model, task = shop.model("match2_paper"), recipe.make_task()
+    model, task = context.model("match2_paper"), recipe.make_task()
     tables, hashes = range(1, 17), range(1, 7)
-    errors = shop.errors(model, task, [(AnnaConfig("hyperplane", t, z),) for z in hashes for t in tables])
-    (softmax,) = shop.errors(model, task, [recipe.model.attention])
+    errors = context.errors(model, task, [(AnnaConfig("hyperplane", t, z),) for z in hashes for t in tables])
+    (softmax,) = context.errors(model, task, [recipe.model.attention])
     series = {f"z = {z}": [(e.mean, e.spread) for e in errors[at * 16 : (at + 1) * 16]] for at, z in enumerate(hashes)}
-    lines(shop.folder / "match2_paper.svg", "Match2, the paper's way, β = 0.1", tables, series, x_label="tables ℓ")
+    lines(context.folder / "match2_paper.svg", "Match2, the paper's way, β = 0.1", tables, series, x_label="tables ℓ")
     worst, spread = max(series["z = 1"][7:])
     findings = [
         Finding("softmax surrogate", softmax.mean),
         Finding("worst mean error over ℓ ≥ 8, z = 1", worst, at_most=0.0, spread=spread),
     ]
-    return shop.write("match2_paper", findings, {"tables": list(tables), "series": series})
+    return context.write("match2_paper", findings, {"tables": list(tables), "series": series})
 
 
-def match2_direct(shop: Workshop) -> list[Finding]:
-    """Match2 with ANNA trained itself: the error of every seed with at most 4 tables."""
+def match2_direct(context: ExperimentContext) -> list[Finding]:
+    """Match2 with ANNA trained directly: the error of every seed with at most 4 tables."""
     recipe = RECIPES["match2_direct"]
     task, found = recipe.make_task(), []
-    for seed in range(shop.profile.seeds):
-        (error,) = shop.errors(shop.model("match2_direct", seed=seed), task, [recipe.model.attention])
+    for seed in range(context.profile.seeds):
+        (error,) = context.errors(context.model("match2_direct", seed=seed), task, [recipe.model.attention])
         found.append((error.mean, error.spread))
     mean, spread = max(found)
     findings = [Finding(f"largest mean error, 4 tables, seeds: {len(found)}", mean, at_most=0.0, spread=spread)]
-    return shop.write("match2_direct", findings, {"errors": found})
+    return context.write("match2_direct", findings, {"errors": found})
 
 
-def induction_heads(shop: Workshop) -> list[Finding]:
-    """Figure "Induction heads", the paper's way, and the same grid for ANNA trained itself and for latest match."""
-    rows, columns = shop.profile.first, shop.profile.second
+def induction_heads(context: ExperimentContext) -> list[Finding]:
+    """Figure "Induction heads", the paper's way, and the same grid for ANNA trained directly and for latest match."""
+    rows, columns = context.profile.first, context.profile.second
     task = RECIPES["induction_direct"].make_task()
     data, maps, corners = {}, {}, {}
     for name, title in (
@@ -175,18 +175,18 @@ def induction_heads(shop: Workshop) -> list[Finding]:
         ("induction_direct", "ANNA trained directly"),
         ("induction_latest", "latest match in layer 2"),
     ):
-        model = shop.model(name)
+        model = context.model(name)
         cells = [(a, b) for a in rows for b in columns]
         if name == "induction_paper":
-            found = shop.best(model, task, [_hashed_ways(cell) for cell in cells])
+            found = context.best(model, task, [_hash_choices(cell) for cell in cells])
         else:
-            found = shop.errors(model, task, [_with_tables(RECIPES[name].model.attention, cell) for cell in cells])
+            found = context.errors(model, task, [_with_tables(RECIPES[name].model.attention, cell) for cell in cells])
         by_row = [found[at : at + len(columns)] for at in range(0, len(found), len(columns))]
         maps[name] = [[error.mean for error in row] for row in by_row]
         corners[name] = found[0], min(found, key=lambda error: error.mean), found[-1]
         spreads = [[error.spread for error in row] for row in by_row]
         data[name] = {"first": list(rows), "second": list(columns), "errors": maps[name], "spreads": spreads}
-        heat_map(shop.folder / f"{name}.svg", f"Induction heads, {title}", rows, columns, maps[name])
+        heat_map(context.folder / f"{name}.svg", f"Induction heads, {title}", rows, columns, maps[name])
     paper, direct = maps["induction_paper"], maps["induction_direct"]
     wanted: list[tuple[str, Error, float | None]] = [
         ("paper's way at (32, 4)", corners["induction_paper"][0], 0.2),
@@ -204,42 +204,42 @@ def induction_heads(shop: Workshop) -> list[Finding]:
             at_most=0.0,
         )
     )
-    return shop.write("induction_heads", findings, data)
+    return context.write("induction_heads", findings, data)
 
 
-def betas(shop: Workshop) -> list[Finding]:
-    """The paper's way with β = 0.1, 1 and 10: the surrogate's own error, and hashed with the best z."""
+def betas(context: ExperimentContext) -> list[Finding]:
+    """The paper's way with β = 0.1, 1 and 10: the error of the surrogate, and of hashing with the best z."""
     findings = []
     for way, best, tables in (("match2_paper", 0.1, (8,)), ("induction_paper", 1.0, (32, 4))):
         for beta in (0.1, 1.0, 10.0):
             name = way if beta == best else f"{way}_beta_{beta:g}"
-            model, task = shop.model(name), RECIPES[name].make_task()
-            (surrogate,) = shop.errors(model, task, [model.config.attention])
-            (hashed,) = shop.best(model, task, [_hashed_ways(tables)])
+            model, task = context.model(name), RECIPES[name].make_task()
+            (surrogate,) = context.errors(model, task, [model.config.attention])
+            (hashed,) = context.best(model, task, [_hash_choices(tables)])
             findings.append(Finding(f"{way}, β = {beta:g}: surrogate", surrogate.mean))
             findings.append(
                 Finding(f"{way}, β = {beta:g}: tables {':'.join(map(str, tables))}", hashed.mean, spread=hashed.spread)
             )
-    return shop.write("betas", findings, {one.what: one.measured for one in findings})
+    return context.write("betas", findings, {one.what: one.measured for one in findings})
 
 
-def k_hop(shop: Workshop) -> list[Finding]:
-    """k-hop with four layers of ANNA trained itself: the error over all tokens for k = 1 … 4 hops."""
+def k_hop(context: ExperimentContext) -> list[Finding]:
+    """The k-hop task with four layers of ANNA trained directly: the error over all tokens for k = 1 … 4 hops."""
     recipe = RECIPES["k_hop_direct"]
-    model, task = shop.model("k_hop_direct"), KHop(**recipe.task_options)
+    model, task = context.model("k_hop_direct"), KHop(**recipe.task_options)
     findings, data = [], {}
-    with shop.watch("measuring", task.hops) as advance:
+    with context.watch("measuring", task.hops) as advance:
         for hops in range(1, task.hops + 1):
-            held_out = task.sample(shop.profile.samples, (0, 2), split="test", hops=hops)
-            error = measure(model, task, draws=shop.profile.draws, data=held_out)
+            held_out = task.sample(context.profile.samples, (0, 2), split="test", hops=hops)
+            error = measure(model, task, draws=context.profile.draws, data=held_out)
             findings.append(Finding(f"k = {hops}", error.mean, at_most=0.05, spread=error.spread))
             data[str(hops)] = {"error": error.mean, "spread": error.spread}
             advance()
-    return shop.write("k_hop", findings, data)
+    return context.write("k_hop", findings, data)
 
 
-def ablations(shop: Workshop) -> list[Finding]:
-    """Induction heads trained directly, with one thing changed at a time: the error hashed."""
+def ablations(context: ExperimentContext) -> list[Finding]:
+    """Induction heads trained directly, with one thing changed at a time: the error with hashing."""
     base = RECIPES["induction_direct"]
     learned = replace(base.model, positions="learned", rotary=(False, False))
 
@@ -256,33 +256,33 @@ def ablations(shop: Workshop) -> list[Finding]:
     }
     findings = []
     for name, recipe in variants.items():
-        model = shop.model("induction_direct" if recipe is base else "ablation " + name, recipe=recipe)
+        model = context.model("induction_direct" if recipe is base else "ablation " + name, recipe=recipe)
         cells = [_with_tables(recipe.model.attention, tables) for tables in ((32, 4), (96, 32))]
-        for cell, error in zip(("(32, 4)", "(96, 32)"), shop.errors(model, recipe.make_task(), cells), strict=True):
+        for cell, error in zip(("(32, 4)", "(96, 32)"), context.errors(model, recipe.make_task(), cells), strict=True):
             findings.append(Finding(f"{name}: {cell}", error.mean, spread=error.spread))
-    return shop.write("ablations", findings, {one.what: one.measured for one in findings})
+    return context.write("ablations", findings, {one.what: one.measured for one in findings})
 
 
-def recall(shop: Workshop) -> list[Finding]:
-    """Associative recall, trained at N = 256 and read at N = 256, 4,096 and 16,384: the share of right answers."""
+def recall(context: ExperimentContext) -> list[Finding]:
+    """Associative recall, trained at N = 256 and measured at N = 256, 4,096 and 16,384: the share of right answers."""
     findings, data = [], {}
     for name in ("recall_anna", "recall_softmax", "recall_low_rank"):
-        model, recipe, lengths = shop.model(name), RECIPES[name], shop.profile.lengths
-        with shop.watch("measuring", len(lengths)) as advance:
+        model, recipe, lengths = context.model(name), RECIPES[name], context.profile.lengths
+        with context.watch("measuring", len(lengths)) as advance:
             for n in lengths:
-                # As many pairs a token as in training: a quarter of the tokens are keys.
+                # As many pairs per token as in training: a quarter of the tokens are keys.
                 task = AssociativeRecall(**(recipe.task_options | {"n": n, "pairs": n // 4}))
-                held_out = task.sample(max(1, min(shop.profile.samples, 64 * 256 // n)), (0, 2), split="test")
-                draws = shop.profile.draws if name == "recall_anna" else 1
+                held_out = task.sample(max(1, min(context.profile.samples, 64 * 256 // n)), (0, 2), split="test")
+                draws = context.profile.draws if name == "recall_anna" else 1
                 error = measure(model, task, draws=draws, data=held_out, batch=max(1, 4096 // n))
                 what = f"{name.removeprefix('recall_')}, accuracy at N = {n:,}"
                 findings.append(Finding(what, 1 - error.mean, spread=error.spread))
                 data[f"{name} {n}"] = {"accuracy": 1 - error.mean, "spread": error.spread}
                 advance()
-    return shop.write("recall", findings, data)
+    return context.write("recall", findings, data)
 
 
-EXPERIMENTS: dict[str, Callable[[Workshop], list[Finding]]] = {
+EXPERIMENTS: dict[str, Callable[[ExperimentContext], list[Finding]]] = {
     "match2_paper": match2_paper,
     "match2_direct": match2_direct,
     "induction_heads": induction_heads,
@@ -294,7 +294,7 @@ EXPERIMENTS: dict[str, Callable[[Workshop], list[Finding]]] = {
 
 
 def _with_tables(attention: tuple[AttentionConfig, ...], tables: tuple[int, ...]) -> tuple[AttentionConfig, ...]:
-    """The hashed mechanisms of a recipe with other tables."""
+    """The hashed mechanisms of a recipe with other numbers of tables."""
     changed = []
     for one, count in zip(attention, tables, strict=True):
         assert isinstance(one, AnnaConfig | LatestMatchConfig)
@@ -302,8 +302,8 @@ def _with_tables(attention: tuple[AttentionConfig, ...], tables: tuple[int, ...]
     return tuple(changed)
 
 
-def _hashed_ways(tables: tuple[int, ...]) -> list[tuple[AttentionConfig, ...]]:
-    """ANNA with so many tables a layer, for every choice of z = 1 … 4 in each layer, as in the paper."""
+def _hash_choices(tables: tuple[int, ...]) -> list[tuple[AttentionConfig, ...]]:
+    """ANNA with these numbers of tables per layer, for every choice of z = 1 … 4 in each layer, as in the paper."""
     return [
         tuple(AnnaConfig("hyperplane", count, z) for count, z in zip(tables, hashes, strict=True))
         for hashes in product(range(1, 5), repeat=len(tables))

@@ -1,4 +1,4 @@
-"""Train a recipe: killed at any step and started again, it ends with the same weights, bit for bit."""
+"""Training a recipe. A run that is killed at any step and started again ends with the same weights, bit for bit."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ __all__ = ["Progress", "train"]
 
 @dataclass(frozen=True)
 class Progress:
-    """What a run has to say after a step: the loss, and the share of wrong tokens in its batch."""
+    """What a run reports after a step: the loss, and the share of wrong tokens in its batch."""
 
     step: int
     steps: int
@@ -47,14 +47,15 @@ def train(
 ) -> Transformer:
     """Run the recipe and return the model with the mechanisms it is meant to run with.
 
-    Bits repeat on one machine with one number of torch threads: torch adds up in another order with another.
+    The weights are the same bit for bit on one machine with one number of torch threads, because torch's summation
+    order depends on the number of threads.
 
     Args:
-        recipe: what to do.
-        seed: decides the weights at the start, the data and the hash functions of every step.
-        folder: where the state is kept every `save_every` steps, on Ctrl-C, which waits for the end of a step, and at
-            the end; a run found there is continued if it is the same recipe and seed, and refused if it is another.
-        save_every: steps between two writings.
+        recipe: what to train.
+        seed: decides the initial weights, the data, and the hash functions of every step.
+        folder: where the state is saved: every `save_every` steps, at the end, and on Ctrl-C, which waits for the end
+            of a step. A run found there is continued if it has the same recipe and seed, and refused otherwise.
+        save_every: steps between two saves.
         report: called after every step.
         stop_at: stop before this step, as if interrupted.
 
@@ -68,7 +69,7 @@ def train(
     run = _Run(recipe, check_seed(seed), Path(folder) if folder is not None else None)
     last = recipe.steps if stop_at is None else min(stop_at, recipe.steps)
     started = time.perf_counter()
-    # Half a step would be saved as none, and the run would go on wrongly.
+    # Half a step would be saved as none, and the continued run would be wrong.
     with between_steps() as stop_if_asked:
         try:
             while run.step < last:
@@ -102,7 +103,7 @@ class _Run:
             self._open(folder)
 
     def advance(self) -> tuple[float, float]:
-        """One step of gradient descent; the loss and the share of wrong tokens before it."""
+        """One step of gradient descent; returns the loss and the share of wrong tokens before it."""
         recipe, step = self.recipe, self.step
         rng = np.random.default_rng([self.seed, step, 1])
         batch = self._batch(rng)
@@ -126,7 +127,7 @@ class _Run:
         return loss.item(), (logits.argmax(-1) != targets[mask]).double().mean().item()
 
     def note(self, loss: float, error: float) -> None:
-        """Remember every hundredth step for the log."""
+        """Log every hundredth step."""
         if self.step % 100 == 0 or self.step == self.recipe.steps:
             self.log.append(f"{self.step},{loss:.6f},{error:.6f}")
 
@@ -145,7 +146,7 @@ class _Run:
         return rate
 
     def save(self) -> None:
-        """Write the state, each file whole or not at all; `run.json`, written last, says which step is there."""
+        """Write the state, each file whole or not at all; `run.json`, written last, says which step it is."""
         if self.folder is None:
             return
         state = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
@@ -166,7 +167,7 @@ class _Run:
         return {"recipe": write_recipe(self.recipe), "seed": self.seed, "step": self.step}
 
     def _open(self, folder: Path) -> None:
-        """Go on from what is in the folder, or claim it: one that cannot be written is known now, not at a save."""
+        """Continue the run in the folder, or claim the folder now, so that one that cannot be written fails early."""
         if not (folder / "run.json").exists():
             for name in ("state.safetensors", "model.safetensors", "model.json"):
                 if (folder / name).exists():
@@ -199,12 +200,12 @@ class _Run:
             raise InputError(f"step of {path}", given=given, expected=f"one of 0 to {self.recipe.steps}")
         self.step = int(step)
         self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": self._moments(state, path)})
-        with contextlib.suppress(OSError, ValueError):  # the log is for reading: a damaged one begins anew
+        with contextlib.suppress(OSError, ValueError):  # only people read the log, so a damaged one is replaced
             lines = (path.parent / "log.csv").read_text().splitlines()
             self.log = lines[:1] + [line for line in lines[1:] if int(line.split(",")[0]) <= self.step]
 
     def _moments(self, state: dict[str, Tensor], path: Path) -> dict[int, dict[str, Tensor]]:
-        """What the optimiser remembers of every weight; nothing before the first step."""
+        """The optimiser's state for every weight; empty before the first step."""
         shapes = {"step": torch.Size(), "exp_avg": None, "exp_avg_sq": None}
         wanted = {
             f"adam.{index}.{name}": weight.shape if shape is None else shape

@@ -1,7 +1,7 @@
-"""Massively parallel computation: protocols that run under enforced limits, in this process or on a cluster."""
+"""Massively parallel computation: protocols under enforced limits, run in this process or on a cluster."""
 
 from annattn.mpc import protocols
-from annattn.mpc.lift import PerMachine
+from annattn.mpc.engines import ENGINES, Engine
 from annattn.mpc.model import (
     Limits,
     Mail,
@@ -9,14 +9,17 @@ from annattn.mpc.model import (
     Result,
     as_words,
     real_words,
-    run,
     word_reals,
 )
 from annattn.mpc.partners import with_partners
+from annattn.mpc.per_machine import PerMachine
+from annattn.mpc.running import run
 from annattn.mpc.sharding import check_sharding
 from annattn.mpc.trace import RoundLoad, Trace
 
 __all__ = [
+    "ENGINES",
+    "Engine",
     "Limits",
     "Mail",
     "PerMachine",

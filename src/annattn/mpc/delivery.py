@@ -1,10 +1,10 @@
-"""Enforcing the limits on mail that was sent, and putting it into its receivers' inboxes."""
+"""Checking sent mail against the limits, and delivering it to the receivers' inboxes."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from annattn.errors import DestinationError, InboxError, InputError, OutboxError, PartnersError, SourceError, WordError
-from annattn.mpc.model import Limits, Mail, Numbers, Protocol
+from annattn.mpc.model import Limits, Mail, Numbers, Protocol, Words
 from annattn.mpc.order import stable_order
 from annattn.mpc.trace import RoundLoad
 
@@ -15,7 +15,10 @@ __all__ = [
     "check_received",
     "check_sent",
     "deliver",
-    "deliver_all",
+    "deliver_and_free",
+    "deliver_input",
+    "finish_round",
+    "have_mail",
     "loads",
     "partners",
     "round_load",
@@ -23,8 +26,30 @@ __all__ = [
 ]
 
 
+def deliver_input(protocol: Protocol, words: Words) -> Mail:
+    """The input in its machines' inboxes, held to the limits of any mail but the one on partners: nobody sent it."""
+    limits = protocol.limits
+    # A step may use its mail as scratch paper; the input is the caller's.
+    mail = protocol.scatter(words.copy())
+    any_partners = Limits(limits.machines, limits.memory_words, limits.word_bits)
+    check_sent(-1, mail, any_partners, None)
+    check_received(-1, mail, any_partners)
+    return deliver(mail, limits.machines)
+
+
+def have_mail(mail: Mail, machines: int) -> NDArray[np.bool_]:
+    """Which machines have mail, and so may send in this round.
+
+    >>> have_mail(Mail([0, 2], [1, 1], [[5], [6]]), machines=3)
+    array([ True, False,  True])
+    """
+    has = np.zeros(machines, bool)
+    has[mail.dest] = True
+    return has
+
+
 def step(protocol: Protocol, round_: int, mail: Mail) -> Mail:
-    """What the machines send in a round: the protocol's step, and nothing when nobody has mail."""
+    """What the machines send in a round: the result of the protocol's step, or nothing if no machine has mail."""
     if len(mail) == 0:
         return mail
     sent = protocol.step(round_, mail)
@@ -35,9 +60,9 @@ def step(protocol: Protocol, round_: int, mail: Mail) -> Mail:
 
 
 def check_sent(round_: int, mail: Mail, limits: Limits, senders: NDArray[np.bool_] | None) -> None:
-    """Raise unless destinations exist, senders had mail, words fit, and outboxes and partners hold their limits.
+    """Raise unless destinations exist, senders had mail, words fit, and outboxes and partners are within their limits.
 
-    The error names the same machine in whatever order the mail comes.
+    The machine that the error names does not depend on the order of the mail.
     """
     if len(mail) == 0:
         return
@@ -68,14 +93,14 @@ def check_sent(round_: int, mail: Mail, limits: Limits, senders: NDArray[np.bool
 
 
 def check_lengths(round_: int, lengths: set[int]) -> None:
-    """Raise if messages of one round have different lengths."""
+    """Raise if the messages of one round have different lengths."""
     if len(lengths) > 1:
         given = f"lengths {sorted(lengths)} in round {round_}"
-        raise InputError("messages", given=given, expected="one length a round", hint="fill up with zeros")
+        raise InputError("messages", given=given, expected="one length per round", hint="pad with zeros")
 
 
 def check_received(round_: int, mail: Mail, limits: Limits) -> None:
-    """Raise unless every inbox holds its limits of words and of partners."""
+    """Raise unless every inbox is within the limits on words and on partners."""
     check_inboxes(round_, np.bincount(mail.dest, minlength=limits.machines) * mail.width, limits)
     if limits.partners is not None:
         check_partners(round_, partners(mail.dest, mail.src, limits.machines), limits.partners)
@@ -97,7 +122,7 @@ def check_partners(round_: int, count: NDArray[np.int64], limit: int) -> None:
 
 
 def partners(machine: Numbers, other: Numbers, machines: int) -> NDArray[np.int64]:
-    """How many different others each machine has; mail to itself has no partner.
+    """How many different partners each machine has; mail to itself does not count.
 
     >>> partners(np.array([0, 0, 0, 1]), np.array([1, 1, 2, 1]), 3)
     array([2, 0, 0])
@@ -108,7 +133,7 @@ def partners(machine: Numbers, other: Numbers, machines: int) -> NDArray[np.int6
 
 
 def round_load(round_: int, sent: NDArray[np.int64], received: NDArray[np.int64], limits: Limits) -> RoundLoad:
-    """The loads of a round in the smallest integers that hold them."""
+    """The loads of a round, in the smallest integer type that holds them."""
     kind = np.min_scalar_type(limits.memory_words)
     return RoundLoad(round_, sent.astype(kind), received.astype(kind))
 
@@ -120,18 +145,29 @@ def loads(round_: int, mail: Mail, limits: Limits) -> RoundLoad:
     return round_load(round_, sent, received, limits)
 
 
+def finish_round(round_: int, sent: list[Mail], senders: NDArray[np.bool_], limits: Limits) -> tuple[Mail, RoundLoad]:
+    """Check the one mail in a list against every limit and deliver it; the load of the round comes with it.
+
+    The list is emptied, for the sake of memory: see `deliver_and_free`.
+    """
+    check_sent(round_, sent[0], limits, senders)
+    check_received(round_, sent[0], limits)
+    load = loads(round_, sent[0], limits)
+    return deliver_and_free(sent, limits.machines), load
+
+
 def deliver(mail: Mail, machines: int) -> Mail:
-    """The same records ordered by (dest, src), those of one sender to one receiver in the order they were sent."""
-    return deliver_all([mail], machines)
+    """The same records ordered by (dest, src); those from one sender to one receiver stay in the order of sending."""
+    return deliver_and_free([mail], machines)
 
 
-def deliver_all(sent: list[Mail], machines: int) -> Mail:
-    """`deliver` for the one mail in a list, which is emptied: if nobody else holds the mail, half the memory does."""
+def deliver_and_free(sent: list[Mail], machines: int) -> Mail:
+    """`deliver` for the one mail in a list, which it empties: if nothing else refers to the mail, memory is halved."""
     mail = sent.pop()
     if len(mail) == 0:
-        # Nothing has no width; say 1, so that it is the same whatever the shards.
+        # Empty mail has no width of its own. Always say 1, so that it does not depend on the shards.
         return Mail([], [], [])
-    # At a million records every copy counts: machine numbers wait in as few bytes as they need.
+    # At a million records every copy counts, so machine numbers take as few bytes as possible meanwhile.
     small = np.min_scalar_type(machines)
     words, dest, src = [mail.words], mail.dest.astype(small), mail.src.astype(small)
     del mail

@@ -1,9 +1,8 @@
 """The model of massively parallel computation: limits, mail, protocols (the paper's Definition "MPC")."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from inspect import signature
 from operator import index
 from typing import Any, NamedTuple
 
@@ -24,7 +23,6 @@ __all__ = [
     "as_words",
     "check_input",
     "real_words",
-    "run",
     "spread",
     "whole",
     "word_reals",
@@ -35,7 +33,7 @@ Numbers = NDArray[np.int64]
 
 
 def whole(name: str, value: Any, low: int = 1, high: int | None = None) -> int:
-    """The value as a Python integer, refused unless it is whole and from `low` to `high`.
+    """The value as a Python integer; refused unless it is whole and lies between `low` and `high`.
 
     >>> whole("k", np.int8(3))
     3
@@ -52,7 +50,7 @@ def whole(name: str, value: Any, low: int = 1, high: int | None = None) -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a machine may do: P machines of s words of p bits, and at most `partners` others to talk to a round.
+    """The limits of a protocol: P machines, s words of p bits per machine, and at most `partners` partners per round.
 
     >>> Limits(machines=4, memory_words=16)
     Limits(machines=4, memory_words=16, word_bits=64, partners=None)
@@ -79,9 +77,9 @@ class Limits:
 class Mail:
     """The mail of many machines in columns: record i goes from machine src[i] to machine dest[i] and holds words[i].
 
-    Every record of one mail has the same number of words, its width. A record of width w costs w words of its
-    sender's and of its receiver's memory; the envelope (dest, src) is the network's and costs nothing. An engine
-    hands a step its mail ordered by (dest, src), records of one sender to one receiver in the order they were sent.
+    All records of one mail have the same number of words, the mail's width. A record of width w costs w words of the
+    sender's memory and w words of the receiver's. The envelope (dest, src) costs nothing. An engine passes mail to a
+    step ordered by (dest, src); records from one sender to one receiver stay in the order of sending.
 
     >>> mail = Mail(dest=[1, 0], src=[0, 0], words=[[7], [8]])
     >>> mail.width, len(mail)
@@ -116,10 +114,14 @@ class Mail:
         return self.words.shape[1]
 
     def take(self, index: NDArray[Any]) -> "Mail":
-        """The records at the given positions, or where a mask is true."""
+        """The records at the given positions, or those where a mask is true."""
         if index.dtype == bool:
             index = np.flatnonzero(index)
         return Mail(self.dest[index], self.src[index], np.take(self.words, index, axis=0))
+
+    def copy(self) -> "Mail":
+        """The same mail in memory of its own: a step may write on the mail it gets."""
+        return Mail(self.dest.copy(), self.src.copy(), self.words.copy())
 
 
 def _machine_numbers(name: str, values: ArrayLike) -> Numbers:
@@ -134,7 +136,7 @@ def _machine_numbers(name: str, values: ArrayLike) -> Numbers:
 
 
 def as_words(values: ArrayLike) -> Words:
-    """Integers as words, refused when negative or not whole: nothing is wrapped or clipped on the way in.
+    """Integers as words. Negative numbers and fractions are refused; nothing is wrapped or clipped.
 
     >>> as_words([1, 2])
     array([1, 2], dtype=uint64)
@@ -157,7 +159,7 @@ def as_words(values: ArrayLike) -> Words:
 
 
 def real_words(values: ArrayLike) -> Words:
-    """Real numbers as words: the bit pattern of each float64, so nothing is rounded in transit.
+    """Real numbers as words: the bit pattern of each float64, so that nothing is rounded.
 
     >>> int(real_words([1.0])[0]) == 0x3FF0000000000000
     True
@@ -178,21 +180,21 @@ def word_reals(words: ArrayLike) -> NDArray[np.float64]:
 
 
 class Protocol(ABC):
-    """An R-round protocol: where the input lies, what a machine does in a round, and where the output is read.
+    """An R-round protocol: where the input goes, what a machine does in a round, and how the output is read.
 
-    A machine keeps nothing but its mail; to remember something it mails itself. `step` is a pure function, vectorised
-    over machines, in which each machine sees only its own mail: `check_sharding` tests that.
+    A machine keeps nothing but its mail. To remember something, it mails that to itself. `step` is a pure function,
+    vectorised over machines. Each machine may look only at its own mail; `check_sharding` tests that.
     """
 
     limits: Limits
     rounds: int
     input_records: int | None = None
-    """Records an input must have, or None for any number."""
+    """The number of records an input must have, or None for any number."""
     input_width: int | None = None
-    """Words each of them must have, or None for any number."""
+    """The number of words each record must have, or None for any number."""
 
     def scatter(self, words: Words) -> Mail:
-        """The input as the machines hold it before round 0: by default evenly over the first ⌈N/s⌉."""
+        """The input as the machines hold it before round 0: by default, evenly over the first ⌈N/s⌉ machines."""
         rows = words if words.ndim == 2 else words[:, None]
         held = max(1, self.limits.memory_words // rows.shape[1])
         machines = max(1, -(-len(rows) // held))
@@ -203,12 +205,12 @@ class Protocol(ABC):
         """What the machines that received `mail` send in round 0 … R-1."""
 
     def gather(self, mail: Mail) -> Any:
-        """The output, read from the mail that arrived in the last round: by default every word, machine by machine."""
+        """The output, read from the mail of the last round: by default every word, machine by machine."""
         return mail.words[:, 0] if mail.width == 1 else mail.words
 
 
 def spread(rows: Words, held: int) -> Mail:
-    """Rows laid out in order, `held` on each machine.
+    """Rows placed on machines in order, `held` rows per machine.
 
     >>> spread(np.arange(3, dtype=np.uint64)[:, None], 2).dest
     array([0, 0, 1])
@@ -218,59 +220,30 @@ def spread(rows: Words, held: int) -> Mail:
 
 
 class Result(NamedTuple):
-    """What a run gives: the protocol's output and the trace of its loads."""
+    """The result of a run: the protocol's output and the trace of its loads."""
 
     output: Any
     trace: Trace
 
 
 Progress = Callable[[RoundLoad, int], None]
-
-
-def run(
-    protocol: Protocol,
-    words: ArrayLike,
-    engine: str = "local",
-    *,
-    progress: bool | Progress = False,
-    **options: Any,
-) -> Result:
-    """Run a protocol on its input under its limits, in this process (`local`) or on a Ray cluster (`ray`).
-
-    `progress=True` writes one line a round to standard error; a callable gets (load, rounds). Further options are the
-    engine's: `shards` and `address` for `ray`.
-
-    >>> from annattn.mpc.protocols import Sum
-    >>> int(run(Sum(n=5, memory_words=2), [1, 2, 3, 4, 5]).output)
-    15
-    """
-    from annattn.mpc import local, ray_engine
-    from annattn.mpc.progress import reporter
-
-    engines: Mapping[str, Callable[..., Result]] = {"local": local.run, "ray": ray_engine.run}
-    if engine not in engines:
-        raise InputError("engine", given=repr(engine), expected=f"one of {', '.join(map(repr, engines))}")
-    for name in options:
-        if name not in signature(engines[engine]).parameters:
-            raise InputError("option", given=repr(name), expected=f"one that the engine {engine!r} has")
-    block = check_input(protocol, words)
-    return engines[engine](protocol, block, progress=reporter(progress), **options)
+"""Called after every round with its load and the number of all rounds."""
 
 
 def check_input(protocol: Protocol, words: ArrayLike) -> Words:
-    """The input as words, refused when it has not the size the protocol was made for."""
+    """The input as words; refused unless it has the size the protocol was made for."""
     if not isinstance(protocol, Protocol):
         raise InputError("protocol", given=repr(protocol), expected="a Protocol, such as Sum(n=5, memory_words=2)")
     block = as_words(words)
     if block.ndim not in (1, 2):
-        raise InputError("words", given=f"shape {block.shape}", expected="one word, or one row of words, a record")
+        raise InputError("words", given=f"shape {block.shape}", expected="one word, or one row of words, per record")
     if protocol.input_records is not None and len(block) != protocol.input_records:
         name = type(protocol).__name__
         hint = f"make a {name} for this size, or pass its input"
         raise InputError("words", given=f"{len(block)} records", expected=f"{protocol.input_records}", hint=hint)
     width = block.shape[1] if block.ndim == 2 else 1
     if protocol.input_width is not None and width != protocol.input_width:
-        expected = f"{protocol.input_width} words a record"
+        expected = f"{protocol.input_width} words per record"
         hint = "use the protocol's encode" if hasattr(protocol, "encode") else ""
         raise InputError("words", given=f"shape {block.shape}", expected=expected, hint=hint)
     return block

@@ -1,4 +1,4 @@
-"""Stable orders of machine numbers and of words, the only expensive thing an engine or a protocol does."""
+"""Stable sorting of machine numbers and of words: what engines and protocols spend their time on."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Order = NDArray[np.int64]
 
 
 def stable_order(column: NDArray[np.integer[Any]], bound: int) -> Order | None:
-    """The stable sorting permutation of numbers in [0, bound), or None when they are sorted already.
+    """The permutation that sorts numbers in [0, bound) stably, or None if they are already sorted.
 
     >>> stable_order(np.array([1, 0, 1]), 2)
     array([1, 0, 2])
@@ -21,8 +21,8 @@ def stable_order(column: NDArray[np.integer[Any]], bound: int) -> Order | None:
         return None
     if bound > 2**32:
         return np.argsort(column, kind="stable")
-    # NumPy sorts 16-bit integers by radix, several times faster than wider ones: so sort by halves. The cast keeps the
-    # lower half.
+    # NumPy sorts 16-bit integers by radix, which is several times faster, so sort by one half at a time. The cast keeps
+    # the lower half.
     order = np.argsort(column.astype(np.uint16), kind="stable")
     if bound > 2**16:
         order = order[np.argsort((column >> 16).astype(np.uint16)[order], kind="stable")]
@@ -56,7 +56,7 @@ def order_within(machine: NDArray[np.int64], columns: Sequence[NDArray[np.uint64
 
 
 def _argsort(columns: Sequence[NDArray[np.uint64]]) -> Order:
-    # The default sort is the fastest but not stable, which matters only when there are ties.
+    # NumPy's default sort is the fastest but not stable. That matters only if there are ties.
     order = np.argsort(columns[0])
     first = columns[0][order]
     if (first[1:] == first[:-1]).any():
@@ -65,7 +65,7 @@ def _argsort(columns: Sequence[NDArray[np.uint64]]) -> Order:
 
 
 def _packed(columns: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64] | None:
-    """The columns as one column of the same order, if their bits fit one word."""
+    """One column that sorts as all the columns do, if their bits fit into one word."""
     if len(columns) == 1:
         return columns[0]
     widths = [int(column.max()).bit_length() for column in columns]

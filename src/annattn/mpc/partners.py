@@ -1,17 +1,20 @@
-"""The same function by a protocol in which every machine talks to few others a round.
+"""Rewriting a protocol so that every machine talks to only a few others per round.
 
-The paper's Definition 3 of Sanford et al. 2024: (γ, ε, ρ)-MPC, communication capacity k = O(N^ρ). Their Proposition 24
-turns one round into O((1+γ)²/ρ²); here it is 2L - 1 with L = ⌈log_(k+1) P⌉ = O((1+γ)/ρ).
+Definition 3 of Sanford et al. 2024, which the paper uses: (γ, ε, ρ)-MPC with communication capacity k = O(N^ρ). Their
+Proposition 24 turns one round into O((1+γ)²/ρ²) rounds. Here it becomes 2L - 1 rounds with L = ⌈log_(k+1) P⌉ =
+O((1+γ)/ρ).
 
-Number the machines by L digits in base b ≤ k + 1. One round becomes: L - 1 rounds in which each machine deals its
-packets out among the b machines that differ from it in one digit at most (the second, the third, …), then L rounds that
-put the digits right, first to last. Packets are dealt in the order of their destinations, from a starting point hashed
-from (seed, round, machine). So those for any range of machines are spread evenly over all values of the dealt digits,
-and when the first j digits are right, a machine holds its share, 1/b^(L-j), of the at most s·b^(L-j) words that are
-bound for the machines with those digits: about s words, as always. "About" is rounding: a dealing may be off by one
-packet for each range of destinations, which is why the memory has a margin. Loads are checked in every round like any
-protocol's, and the protocol's own limits in its own rounds; a seed for which they do not fit is an error, never a wrong
-answer.
+Write the number of a machine with L digits in base b ≤ k + 1. One round becomes L - 1 dealing rounds and L correcting
+rounds. In a dealing round each machine deals its packets out among the b machines that differ from it in at most one
+digit: the second, then the third, and so on. In a correcting round one digit after the other is put right, first to
+last. Packets are dealt in the order of their destinations, from a starting point hashed from (seed, round, machine). So
+the packets for any range of machines are spread evenly over all values of the dealt digits. When the first j digits are
+right, at most s·b^(L-j) words are bound for the machines with those digits, and a machine holds its share of them,
+1/b^(L-j): about s words, as before. It is "about" because of rounding. Dealing may be off by one packet for each range
+of destinations, so the memory has a margin.
+
+Loads are checked in every round, as for any protocol, and the limits of the original protocol in its own rounds. A seed
+for which they do not fit is an error, never a wrong answer.
 """
 
 from dataclasses import replace
@@ -22,7 +25,7 @@ import numpy as np
 from annattn.mpc.delivery import check_received, check_sent
 from annattn.mpc.model import Mail, Numbers, Protocol, Words, whole
 from annattn.mpc.order import order_within
-from annattn.mpc.parts.stages import slots
+from annattn.mpc.parts.stages import index_within
 from annattn.seeds import scramble
 
 __all__ = ["PartneredProtocol", "with_partners"]
@@ -31,10 +34,10 @@ __all__ = ["PartneredProtocol", "with_partners"]
 def with_partners(
     protocol: Protocol, partners: int, *, memory_words: int | None = None, seed: int = 0
 ) -> "PartneredProtocol":
-    """The same protocol with at most `partners` others to send to, and to hear from, in every round.
+    """The same protocol, in which a machine sends to and hears from at most `partners` others per round.
 
-    A packet carries one or two words more than its message (where it goes, whence it comes, which one it is). Unless
-    given, the memory is three times the protocol's and a little more for each digit.
+    A packet is a message and a header of one or two words: where it goes, where it comes from, and its number. By
+    default the memory is three times the protocol's, and a little more for each digit.
 
     >>> from annattn.mpc import run
     >>> from annattn.mpc.protocols import Sum
@@ -46,14 +49,14 @@ def with_partners(
 
 
 class PartneredProtocol(Protocol):
-    """What `with_partners` makes: R·(2⌈log_(k+1) P⌉ - 1) rounds."""
+    """What `with_partners` returns: a protocol of R·(2⌈log_(k+1) P⌉ - 1) rounds."""
 
     def __init__(self, protocol: Protocol, partners: int, memory_words: int | None, seed: int) -> None:
         self.protocol, self.seed = protocol, seed
         self.input_records, self.input_width = protocol.input_records, protocol.input_width
         limits = protocol.limits
         self.digits = 1
-        # A machine and its b - 1 fellows: b may be one more than the partners.
+        # A machine deals to itself and to b - 1 others, so b may be one more than the number of partners.
         while (partners + 1) ** self.digits < limits.machines:
             self.digits += 1
         self.base = 1
@@ -78,11 +81,11 @@ class PartneredProtocol(Protocol):
         return max(self.machine_bits, self.machine_bits + self.number_bits)
 
     def scatter(self, words: Words) -> Mail:
-        """As the protocol does."""
+        """As in the original protocol."""
         return self.protocol.scatter(words)
 
     def step(self, round: int, mail: Mail) -> Mail:  # noqa: A002 - the model's word
-        """The protocol's own round at the first hop, then packets on their way."""
+        """The original protocol's step at the first hop; after that, packets move on."""
         turn, hop = divmod(round, self.hops)
         if hop == 0:
             sent = self.protocol.step(turn, self._arrived(turn, mail))
@@ -99,14 +102,14 @@ class PartneredProtocol(Protocol):
         order = np.lexsort([dest, at])
         at, words = at[order], words[order]
         start = scramble(at.astype(np.uint64), self.seed * 1_000_003 + round_) % np.uint64(self.base)
-        to = (slots(at) + start.astype(np.int64)) % self.base
+        to = (index_within(at) + start.astype(np.int64)) % self.base
         return Mail(self._with_digit(at, digit, to), at, words)
 
     def _correct(self, at: Numbers, dest: Numbers, words: Words, digit: int) -> Mail:
         return Mail(self._with_digit(at, digit, dest // self._weight(digit) % self.base), at, words)
 
     def _weight(self, digit: int) -> int:
-        """The place value of a digit; digit 0 is the highest, so that ranges of machines share their first digits."""
+        """The place value of a digit. Digit 0 is the highest, so machines of one range share their first digits."""
         return self.base ** (self.digits - 1 - digit)
 
     def _with_digit(self, machine: Numbers, digit: int, value: Numbers) -> Numbers:
@@ -117,7 +120,7 @@ class PartneredProtocol(Protocol):
         """Each record with its header: destination, source and its number among the sender's records."""
         order = np.argsort(mail.src, kind="stable")
         mail = mail.take(order)
-        number = slots(mail.src).astype(np.uint64)
+        number = index_within(mail.src).astype(np.uint64)
         dest, src = mail.dest.astype(np.uint64), mail.src.astype(np.uint64)
         origin = (src << np.uint64(self.number_bits)) | number
         if self.header == 1:
@@ -131,7 +134,7 @@ class PartneredProtocol(Protocol):
         return (words[:, 0] >> np.uint64(shift)).astype(np.int64)
 
     def _arrived(self, turn: int, mail: Mail) -> Mail:
-        """The mail as the protocol itself would have found it."""
+        """The mail as the original protocol would have received it."""
         if turn == 0 or len(mail) == 0:
             return mail
         origin = mail.words[:, self.header - 1]
@@ -144,7 +147,7 @@ class PartneredProtocol(Protocol):
         return arrived
 
     def gather(self, mail: Mail) -> Any:
-        """As the protocol does."""
+        """As in the original protocol."""
         return self.protocol.gather(self._arrived(self.protocol.rounds, mail))
 
     def round_formula(self) -> int:

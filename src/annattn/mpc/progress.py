@@ -1,14 +1,14 @@
-"""Telling how far a run has come."""
+"""Reporting the progress of a run."""
 
 import sys
-from collections.abc import Callable
 
+from annattn.mpc.model import Progress
 from annattn.mpc.trace import RoundLoad
 
 __all__ = ["reporter"]
 
 
-def reporter(progress: bool | Callable[[RoundLoad, int], None]) -> Callable[[RoundLoad, int], None]:
+def reporter(progress: bool | Progress) -> Progress:
     """What an engine calls after every round: the caller's function, one that writes a line, or one that is silent."""
     if callable(progress):
         return progress

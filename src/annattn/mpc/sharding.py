@@ -1,4 +1,4 @@
-"""Checking, not trusting, that a step treats every machine by its own mail alone."""
+"""Testing that what a machine sends depends on its own mail alone."""
 
 from collections.abc import Iterator
 
@@ -6,28 +6,27 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from annattn.errors import ShardingError
-from annattn.mpc.delivery import check_received, check_sent, deliver, step
-from annattn.mpc.local import first_mail
+from annattn.mpc.delivery import check_received, check_sent, deliver, deliver_input, step
 from annattn.mpc.model import Mail, Numbers, Protocol, check_input
 
 __all__ = ["check_sharding"]
 
 
 def check_sharding(protocol: Protocol, words: ArrayLike, *, cuts: int = 3, alone: int = 256, seed: int = 0) -> None:
-    """Run a protocol and raise unless every round's mail is the same however its machines are cut into shards.
+    """Run a protocol and raise unless every round's mail is the same however the machines are cut into shards.
 
-    The cuts are: every machine alone (`alone` of them if there are more), one for each bit of a number, so that
-    any two machines are apart in one of them, and `cuts` random ones. It also finds a step that depends on anything but
-    its arguments, if two calls happen to differ.
+    There are three kinds of cuts. Up to `alone` machines are tried alone. For each bit of the machine numbers there is
+    a cut into those with that bit and those without, so any two machines are apart in one of them. And there are `cuts`
+    random cuts. The check also finds a step that depends on anything but its arguments, if two calls happen to differ.
 
     >>> from annattn.mpc.protocols import Sum
     >>> check_sharding(Sum(n=5, memory_words=2), [1, 2, 3, 4, 5])
     """
     limits = protocol.limits
     rng = np.random.default_rng(seed)
-    mail = first_mail(protocol, check_input(protocol, words))
+    mail = deliver_input(protocol, check_input(protocol, words))
     for round_ in range(protocol.rounds):
-        whole = step(protocol, round_, _copy(mail))
+        whole = step(protocol, round_, mail.copy())
         check_sent(round_, whole, limits, None)
         check_received(round_, whole, limits)
         for shard_of in _cuts(np.unique(mail.dest), cuts, alone, rng):
@@ -36,7 +35,7 @@ def check_sharding(protocol: Protocol, words: ArrayLike, *, cuts: int = 3, alone
 
 
 def _cuts(machines: Numbers, cuts: int, alone: int, rng: np.random.Generator) -> Iterator[dict[int, Numbers]]:
-    yield dict(enumerate(machines[rng.permutation(len(machines))[:256], None]))
+    yield dict(enumerate(machines[rng.permutation(len(machines))[:alone], None]))
     for bit in range(int(machines.max(initial=0)).bit_length()):
         yield {side: machines[machines >> bit & 1 == side] for side in (0, 1)}
     for _ in range(cuts):
@@ -49,7 +48,7 @@ def _compare(protocol: Protocol, round_: int, mail: Mail, whole: Mail, shards: d
         inside = np.isin(mail.dest, machines)
         if not inside.any():
             continue
-        part = step(protocol, round_, _copy(mail.take(inside)))
+        part = step(protocol, round_, mail.take(inside))
         foreign = ~np.isin(part.src, machines)
         if foreign.any():
             machine = int(part.src[foreign][0])
@@ -75,10 +74,5 @@ def _first_difference(part: Mail, expected: Mail) -> int | None:
 
 
 def _by_sender(mail: Mail) -> Mail:
-    # Only the order among one sender's records to one receiver can be seen by anybody.
+    # Of the order of records, a receiver sees only that among one sender's.
     return mail.take(np.lexsort([mail.dest, mail.src]))
-
-
-def _copy(mail: Mail) -> Mail:
-    # A step may scribble on its mail; the check needs it again.
-    return Mail(mail.dest.copy(), mail.src.copy(), mail.words.copy())

@@ -1,4 +1,4 @@
-"""What a run moved, round by round."""
+"""The words that a run moved, round by round."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ __all__ = ["RoundLoad", "Trace"]
 
 @dataclass(frozen=True, eq=False)
 class RoundLoad:
-    """The words every machine sent and received in one round."""
+    """The words that every machine sent and received in one round."""
 
     round: int
     sent: NDArray[Any]
@@ -39,7 +39,7 @@ class RoundLoad:
 
     @property
     def busiest(self) -> int:
-        """The machine that sent and received most; the lowest number among equals."""
+        """The machine that sent and received the most words; among equals, the one with the lowest number."""
         return int(np.argmax(self.sent.astype(np.int64) + self.received))
 
     def __eq__(self, other: object) -> bool:
@@ -55,7 +55,7 @@ class RoundLoad:
 
 @dataclass(frozen=True)
 class Trace:
-    """The loads of a run: per round words moved, largest inbox and outbox, busiest machine.
+    """The loads of a run: for each round the words moved, the largest inbox and outbox, and the busiest machine.
 
     >>> from annattn.mpc import run
     >>> from annattn.mpc.protocols import Sum
@@ -72,7 +72,7 @@ class Trace:
 
     @property
     def rounds(self) -> int:
-        """Rounds that were run."""
+        """The number of rounds."""
         return len(self.loads)
 
     @property
@@ -86,7 +86,7 @@ class Trace:
         return max((max(load.inbox, load.outbox) for load in self.loads), default=0)
 
     def summary(self) -> str:
-        """One line for the run and one for every round."""
+        """A table: one line for the run and one per round."""
         limits = self.limits
         lines = [
             f"machines {limits.machines}, memory {limits.memory_words} words, "
@@ -99,7 +99,7 @@ class Trace:
         return "\n".join(lines)
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw the words received per machine and round: white for none, dark for full; gives the matplotlib axes."""
+        """Draw the words received per machine and round, white for none, dark for full; return the matplotlib axes."""
         try:
             from matplotlib import colormaps, pyplot
         except ImportError as error:
@@ -110,7 +110,7 @@ class Trace:
             _, axes = pyplot.subplots(layout="constrained")
         limit = self.limits.memory_words
         picture = np.array([load.received for load in self.loads])
-        # Even one word is to be seen: colours start well away from the white of no words at all.
+        # A single word must be visible, so the colours start well away from the white of no words.
         shades = colormaps["viridis_r"].with_extremes(bad="white")
         image = axes.imshow(
             np.ma.masked_equal(picture, 0), aspect="auto", interpolation="nearest", cmap=shades, vmin=0, vmax=limit

@@ -1,4 +1,4 @@
-"""Synthetic tasks: labelled sequences with a brute force that says what the labels are. Needs no torch."""
+"""Synthetic tasks: labelled sequences, and a brute force that computes the right labels. Needs no torch."""
 
 from annattn.tasks.base import Batch, Task
 from annattn.tasks.induction import InductionHeads
@@ -17,4 +17,4 @@ TASKS: dict[str, type[Task]] = {
     "sum": Sum,
     "associative_recall": AssociativeRecall,
 }
-"""Every task by name; the shared tests run over it."""
+"""Every task by name; the shared tests run over this dict."""

@@ -1,4 +1,4 @@
-"""What every task is: parameters, a sampler, labels, and a brute force that checks them."""
+"""What every task has: parameters, a sampler, labels, and a brute force that checks the labels."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -10,16 +10,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from annattn.checks import LARGEST_COUNT, require_count
 from annattn.errors import InputError
-from annattn.tasks.splits import SPLITS, check_split, fill, generator, split_index
+from annattn.tasks.splits import SPLITS, check_split, generator, rejection_sample, split_index
 
 __all__ = ["Batch", "Task"]
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Labelled sequences: `inputs` and `targets` int64 and `mask` bool, all (batch, n).
+    """Labelled sequences: `inputs` and `targets` as int64, `mask` as bool, all of shape (batch, n).
 
-    A position counts in loss and error where the mask is True; elsewhere its target is the task's blank.
+    A position counts in loss and error where the mask is True. Elsewhere its target is the task's blank.
 
     >>> from annattn.tasks import Sum
     >>> batch = Sum(n=4, largest=9).sample(2, seed=0)
@@ -38,9 +38,9 @@ class Batch:
 class Task(ABC):
     """A synthetic task: `sample` draws labelled sequences, `labels` labels them fast, `solve` by brute force.
 
-    Splits partition the sequences themselves: a hash of what a sequence holds, blind to the reorderings that leave
-    the task unchanged, sends it to `train`, `validation` or `test`. So no seed and no amount of data can put a
-    sequence, or a reordered copy of it, into two splits.
+    Splits partition the sequences themselves. A hash of a sequence's content, which ignores reorderings that leave the
+    task unchanged, sends it to `train`, `validation` or `test`. So no seed and no amount of data can put a sequence, or
+    a reordered copy of it, into two splits.
 
     >>> from annattn.tasks import TASKS
     >>> for name, kind in TASKS.items():
@@ -54,7 +54,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def input_vocab(self) -> int:
-        """Number of input symbols; every input token is below it.
+        """The number of input symbols; every input token is below it.
 
         >>> from annattn.tasks import Match2
         >>> Match2(modulus=37).input_vocab
@@ -64,7 +64,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def target_vocab(self) -> int:
-        """Number of target symbols; every target is below it.
+        """The number of target symbols; every target is below it.
 
         >>> from annattn.tasks import Match2
         >>> Match2(modulus=37).target_vocab
@@ -101,23 +101,23 @@ class Task(ABC):
 
     @abstractmethod
     def _solve_one(self, x: list[int]) -> list[int]:
-        """Label one sequence by loops that follow the paper's definition and share nothing with `labels`."""
+        """Label one sequence by loops that follow the paper's definition and share no code with `labels`."""
 
     @abstractmethod
     def _check_tokens(self, x: NDArray[np.int64]) -> None:
-        """Raise if a (batch, n) matrix holds a token where the task does not allow it."""
+        """Raise if a (batch, n) matrix has a token in a place where the task does not allow it."""
 
     @abstractmethod
     def _draw(self, rows: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Draw inputs (rows, n) from the whole space, of every split."""
+        """Draw inputs (rows, n) from the whole space, whatever their split."""
 
     @abstractmethod
     def _fingerprint(self, x: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Hash what must not be shared by two splits."""
+        """Hash that part of a sequence that two splits must not share."""
 
     @final
     def solve(self, x: ArrayLike) -> NDArray[np.int64]:
-        """Label a matrix of sequences (batch, n), or one sequence (n,), by brute force: slow, and the truth.
+        """Label a matrix of sequences (batch, n), or one sequence (n,), by brute force: slow, but certainly right.
 
         >>> from annattn.tasks import Match2
         >>> Match2(n=3, modulus=7).solve([3, 3, 4]).tolist()
@@ -129,7 +129,7 @@ class Task(ABC):
 
     @final
     def split_of(self, x: ArrayLike) -> list[str]:
-        """Name the one split that each sequence of a matrix (batch, n) belongs to.
+        """Name the split of each sequence of a matrix (batch, n).
 
         >>> from annattn.tasks import Sum
         >>> task = Sum()
@@ -140,7 +140,7 @@ class Task(ABC):
         return [names[index] for index in split_index(self._fingerprint(self._rows(x)))]
 
     def sample(self, batch: int, seed: int | tuple[int, ...], *, split: str = "train") -> Batch:
-        """Draw a labelled batch of one split; the same arguments give the same batch, machine to machine.
+        """Draw a labelled batch of one split; the same arguments give the same batch on every machine.
 
         >>> from annattn.tasks import Sum
         >>> batch = Sum(n=4).sample(2, seed=(0, 1))  # the data of step 1 of a run with seed 0
@@ -151,7 +151,7 @@ class Task(ABC):
 
     @final
     def _whole(self, name: str, low: int, hint: str) -> int:
-        """Make a parameter of the task an int of at least `low`, or raise an error that names it."""
+        """Turn a parameter of the task into an int of at least `low`, or raise an error that names it."""
         number = require_count(name, getattr(self, name), least=low, most=LARGEST_COUNT, hint=hint)
         object.__setattr__(self, name, number)
         return number
@@ -160,7 +160,9 @@ class Task(ABC):
     def _inputs(self, batch: int, seed: int | tuple[int, ...], split: str) -> NDArray[np.int64]:
         batch = require_count("batch", batch, least=0, most=LARGEST_COUNT, hint="pass batch=32")
         rng = generator(seed, split)
-        return fill(batch, lambda rows: self._draw(rows, rng), lambda x: self._in_split(x, split), f"split {split!r}")
+        return rejection_sample(
+            batch, lambda rows: self._draw(rows, rng), lambda x: self._in_split(x, split), f"split {split!r}"
+        )
 
     @final
     def _in_split(self, x: NDArray[np.int64], split: str) -> NDArray[np.bool_]:
@@ -172,16 +174,16 @@ class Task(ABC):
 
     @final
     def _rows(self, x: ArrayLike) -> NDArray[np.int64]:
-        """Give `x` as a checked int64 matrix (batch, n)."""
+        """Return `x` as a checked int64 matrix (batch, n)."""
         array = np.asarray(x)
         if array.ndim not in (1, 2) or array.shape[-1] != self.n:
             raise InputError(
                 "inputs",
                 given=f"shape {array.shape}",
                 expected=f"(batch, {self.n}) or ({self.n},)",
-                hint="a task is made for one length: make another with that n",
+                hint="a task has one length: make another task with that n",
             )
-        # An empty list is float64 in NumPy, and holds no token that could be wrong.
+        # NumPy makes an empty list float64, but it has no token that could be wrong.
         if array.size and array.dtype.kind not in "iu":
             raise InputError(
                 "inputs", given=f"dtype {array.dtype}", expected="integer tokens", hint="pass inputs.astype(np.int64)"

@@ -7,7 +7,7 @@ __all__ = ["draw_distinct"]
 
 
 def draw_distinct(rng: np.random.Generator, rows: int, count: int, population: int) -> NDArray[np.int64]:
-    """Draw, for every row, `count` different numbers below `population`, in random order.
+    """For every row, draw `count` different numbers below `population`, in random order.
 
     >>> import numpy as np
     >>> sorted(draw_distinct(np.random.default_rng(0), 1, 3, 3)[0].tolist())
@@ -16,8 +16,8 @@ def draw_distinct(rng: np.random.Generator, rows: int, count: int, population: i
     if population <= 2 * count:
         everything = np.tile(np.arange(population, dtype=np.int64), (rows, 1))
         return rng.permuted(everything, axis=1)[:, :count]
-    # A whole permutation of a large population costs too much. Redrawing repeats treats all numbers alike, so every
-    # set is equally likely, and as half of the population stays free a few rounds are enough.
+    # A permutation of a large population costs too much, so repeated numbers are drawn again. That treats all numbers
+    # alike, so every set is equally likely. Half of the population stays free, so a few rounds are enough.
     drawn = np.sort(rng.integers(population, size=(rows, count)), axis=1)
     while True:
         repeated = np.zeros(drawn.shape, dtype=np.bool_)

@@ -13,15 +13,16 @@ __all__ = ["InductionHeads"]
 class InductionHeads(KHop):
     """Definition Induction heads: the target at letter i is w_{σ(w,i)}, and null where that does not exist.
 
-    It is `KHop` with at most one hop, and defaults to the paper's experiment: 99 letters from 4 after a first token
-    that says 0 or 1 hops in training and 1 hop in held-out data. See `KHop` for symbols, σ and splits.
+    It is `KHop` with at most one hop. The defaults are those of the paper's experiment: a first token that asks for 0
+    or 1 hops in training and for 1 hop in held-out data, then 99 letters from an alphabet of 4. See `KHop` for symbols,
+    σ and splits.
 
     >>> task = InductionHeads(n=10, letters=3)
     >>> task.decode(task.solve(task.encode("aabcbabca", hops=1)))
     '_.a..cbabb'
 
     Args:
-        n: length of a sequence, the first token included.
+        n: length of a sequence, including the first token.
         letters: size of the alphabet.
         repeats: whether a letter may equal the one before it.
     """

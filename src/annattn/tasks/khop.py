@@ -20,22 +20,22 @@ _BLANK, _NULL, _FIRST_LETTER = 0, 1, 2
 class KHop(Task):
     """Definition k-hop induction heads: the target at letter i is w_{σ^k(w,i)}, and null where a hop does not exist.
 
-    σ(w, i) = max({0} ∪ {j : j ≤ i, w_{j-1} = w_i}), positions counted from 1. What the definition leaves to the
-    reader, and what holds here:
+    σ(w, i) = max({0} ∪ {j : j ≤ i, w_{j-1} = w_i}), with positions counted from 1. The definition leaves some things to
+    the reader. Here they are as follows:
 
     - w_0 does not exist, so j starts at 2. σ = 0 means "no such letter": σ(w, 0) = 0 and w_0 is the null symbol, so
       a missing hop stays missing.
     - j = i is allowed. It happens exactly when w_{i-1} = w_i, and then σ(w, i) = i: the hop lands on its own letter
-      and every further hop stays there. "One after the last position before i that holds the same letter" is the
-      same rule, and gives the same i.
-    - Letters that differ from the one before (the default, `repeats=False`) rule that out, so every hop moves back.
+      and every further hop stays there. The rule "one after the last position before i with the same letter" gives the
+      same i.
+    - By default (`repeats=False`) every letter differs from the one before, which rules that out: every hop moves back.
       `repeats=True` draws every letter uniformly and independently.
     - k = 0 is no hop: the target is the letter itself.
 
-    A sequence is the hop count as first token and then the n - 1 letters; a target starts with the blank and uses
-    the letters' own ids. Training batches draw k from 0 … hops, held-out ones use k = hops, as in the paper's
-    experiment. All positions count, as in the paper; `targets != task.special["null"]` picks those with an answer.
-    Splits partition the words: a word is never in two splits, whatever the hop counts before it.
+    A sequence is the hop count as first token, followed by n - 1 letters. A target starts with the blank and uses the
+    letters' own ids. Training batches draw k from 0 … hops, held-out ones use k = hops, as in the paper's experiment.
+    All positions count, as in the paper; `targets != task.special["null"]` picks those that have an answer. Splits
+    partition the words: a word is never in two splits, whatever hop count comes before it.
 
     >>> task = KHop(n=10, letters=3, hops=2)
     >>> one, two = task.encode("aabcbabca", hops=1), task.encode("aabcbabca", hops=2)
@@ -43,9 +43,9 @@ class KHop(Task):
     ('_.a..cbabb', '_.a....bca')
 
     Args:
-        n: length of a sequence, the first token included.
+        n: length of a sequence, including the first token.
         letters: size of the alphabet.
-        hops: largest hop count.
+        hops: the largest hop count.
         repeats: whether a letter may equal the one before it.
     """
 
@@ -61,7 +61,7 @@ class KHop(Task):
 
     @property
     def input_vocab(self) -> int:
-        """Blank, null, the letters, and a token for each hop count from 0."""
+        """Blank, null, the letters, and one token per hop count from 0."""
         return _FIRST_LETTER + self.letters + self.hops + 1
 
     @property
@@ -71,7 +71,7 @@ class KHop(Task):
 
     @property
     def special(self) -> Mapping[str, int]:
-        """The blank, the null symbol, the first letter, and the token of zero hops (k hops: k more)."""
+        """The blank, the null symbol, the first letter, and the token for zero hops; k hops are k more."""
         return {
             "blank": _BLANK,
             "null": _NULL,
@@ -80,7 +80,7 @@ class KHop(Task):
         }
 
     def encode(self, word: str, hops: int) -> NDArray[np.int64]:
-        """Write a word of the letters a, b, c, … as one sequence that asks for `hops` hops.
+        """Encode a word of the letters a, b, c, … as a sequence that asks for `hops` hops.
 
         >>> KHop(n=4, letters=3, hops=1).encode("cab", hops=1).tolist()
         [6, 4, 2, 3]
@@ -89,7 +89,7 @@ class KHop(Task):
         return self._rows(tokens)[0]
 
     def decode(self, row: ArrayLike) -> str:
-        """Write letters as a, b, c, …, the blank as _, the null symbol as . and k hops as the number k.
+        """Decode letters to a, b, c, …, the blank to _, the null symbol to . and k hops to the number k.
 
         >>> KHop(n=4, letters=3, hops=1).decode([6, 4, 2, 3])
         '1cab'
@@ -116,9 +116,9 @@ class KHop(Task):
         return self._label(inputs)
 
     def labels(self, inputs: ArrayLike) -> NDArray[np.int64]:
-        """Find every letter's previous occurrence by one stable sort, then compose hops by doubling."""
+        """Find the previous occurrence of every letter by one stable sort, then compose hops by doubling."""
         x = self._rows(inputs)
-        # Index i of a row is the paper's position i; index 0, under the hop count, plays the missing w_0.
+        # Index i of a row is the paper's position i. Index 0, where the hop count is, plays the missing w_0.
         word = x.copy()
         word[:, 0] = _NULL
         hop = _sigma(word)
@@ -134,7 +134,7 @@ class KHop(Task):
         return targets.reshape(np.shape(inputs))
 
     def mask(self, inputs: ArrayLike) -> NDArray[np.bool_]:
-        """Every position counts, the first too."""
+        """Every position counts, including the first."""
         return np.ones(np.shape(inputs), dtype=np.bool_)
 
     def _solve_one(self, x: list[int]) -> list[int]:
@@ -163,7 +163,7 @@ class KHop(Task):
         if self.repeats:
             x[:, 1:] = _FIRST_LETTER + rng.integers(self.letters, size=(rows, self.n - 1))
             return x
-        # Steps of 1 … letters - 1 around the alphabet reach every letter but the one just left, equally often.
+        # Steps of 1 … letters - 1 around the alphabet reach every letter but the last one, all equally often.
         steps = rng.integers(1, self.letters, size=(rows, self.n - 1))
         steps[:, 0] = rng.integers(self.letters, size=rows)
         x[:, 1:] = _FIRST_LETTER + np.cumsum(steps, axis=1) % self.letters
@@ -179,7 +179,7 @@ class KHop(Task):
 
 
 def _sigma(word: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Give σ(w, i) for every column i ≥ 1 of rows whose column 0 equals no letter; σ(w, 0) = 0."""
+    """Compute σ(w, i) for every column i ≥ 1 of rows whose column 0 equals no letter; σ(w, 0) = 0."""
     # NumPy sorts 16-bit integers by radix, which is several times faster.
     narrow = word.astype(np.int16) if word.max(initial=0) < 2**15 else word
     order = np.argsort(narrow, axis=1, kind="stable")

@@ -11,13 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 from annattn.checks import LARGEST_COUNT, require_count
 from annattn.tasks.base import Batch, Task
 from annattn.tasks.distinct import draw_distinct
-from annattn.tasks.splits import HELD_OUT_SHARE, fill, fingerprint, generator
+from annattn.tasks.splits import HELD_OUT_SHARE, fingerprint, generator, rejection_sample
 
 __all__ = ["Match2"]
 
 _BINS = 4
-# Rejection has to be able to count on this share of uniform sequences; a bin that is not met twice as often in a
-# pilot is built.
+# A bin is filled by rejection only if at least this share of uniform sequences falls into it. A pilot must meet it
+# twice as often, or the bin's sequences are constructed.
 _RARE = 1 / 64
 _PILOT_TOKENS = 1 << 16
 
@@ -31,13 +31,14 @@ class Match2(Task):
     - The paper's text draws tokens from {1, …, 36} for M = 37, its Algorithm "Match2 Dataset Generation" from
       {1, …, M}. Here the default is the text's {1, …, M - 1}, where a match needs two tokens; `with_zero=True` is
       the Algorithm's {1, …, M}. The ids 0 and M both mean zero; the sampler writes M, `labels` and `solve` take both.
-    - A batch holds equally many sequences of four bins, by share of ones: [0, 25 %), [25 %, 50 %), [50 %, 75 %) and
-      [75 %, 100 %]. `bins` lists those that n and the tokens allow; the first ones take what does not divide.
-    - A bin is filled by rejection from uniform sequences, or, where fewer than about one in 32 falls into it, by
+    - A batch has equally many sequences from each of four bins, by share of ones: [0, 25 %), [25 %, 50 %),
+      [50 %, 75 %) and [75 %, 100 %]. `bins` lists those that n and the tokens allow. If the batch does not divide
+      evenly, the first bins get one sequence more.
+    - A bin is filled by rejection from uniform sequences. If fewer than about one in 32 falls into it, it is filled by
       construction: the number of ones is uniform among those of the bin, then the number of complete pairs
       {x, M - x}, then the tokens.
-    - Splits partition the multisets, so permutations of a sequence, drawn or added by `originals`, stay in its
-      split: held-out data is never a permutation of training data.
+    - Splits partition the multisets. Permutations of a sequence, drawn or added by `originals`, stay in its split, so
+      held-out data is never a permutation of training data.
 
     >>> Match2(n=5, modulus=10).solve([3, 7, 5, 4, 4]).tolist()
     [1, 1, 1, 0, 0]
@@ -74,7 +75,7 @@ class Match2(Task):
 
     @property
     def bins(self) -> tuple[int, ...]:
-        """The bins, of 0 … 3, that hold at least one sequence.
+        """Those of the bins 0 … 3 that contain at least one sequence.
 
         >>> Match2(n=32, modulus=37).bins, Match2(n=2, modulus=37).bins
         ((0, 1, 2, 3), (0, 3))
@@ -82,7 +83,7 @@ class Match2(Task):
         return tuple(b for b in range(_BINS) if len(self._counts(b)))
 
     def bin_of(self, targets: ArrayLike) -> NDArray[np.int64]:
-        """Give the bin, 0 … 3, of each row of targets.
+        """Return the bin, 0 … 3, of each row of targets.
 
         >>> Match2(n=4).bin_of([[0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).tolist()
         [0, 2, 3]
@@ -95,9 +96,9 @@ class Match2(Task):
     ) -> Batch:
         """Draw a balanced batch of one split, in random order.
 
-        With `originals`, only so many rows are drawn and the rest are joint permutations of them, bin by bin. The
-        paper's dataset is `sample(10_000, seed, originals=250)`, except that its 250 fall into the bins as they
-        come: the first bin holds about 0.4 % of the uniform sequences, and so often has nothing to permute.
+        With `originals`, only that many rows are drawn, and the rest are permutations of them, bin by bin. The paper's
+        dataset is `sample(10_000, seed, originals=250)`, except that its 250 rows are not balanced over the bins: the
+        first bin has about 0.4 % of the uniform sequences, so often there is nothing in it to permute.
 
         >>> task = Match2()
         >>> batch = task.sample(8, seed=0)
@@ -112,7 +113,7 @@ class Match2(Task):
                 originals,
                 least=min(batch, len(sizes)),
                 most=LARGEST_COUNT,
-                hint="take one for each bin or more",
+                hint="take at least one per bin",
             )
             fresh = {b: min(size, sizes[b]) for b, size in self._shares(originals).items()}
         rng = generator(seed, split)
@@ -127,7 +128,7 @@ class Match2(Task):
         """Sort the residues of all rows at once and search for each token's negative."""
         rows = self._rows(inputs)
         residues = rows % self.modulus
-        # (-x) mod M and not M - x: the partner of residue 0 is 0.
+        # (-x) mod M, not M - x, because the partner of residue 0 is 0.
         partners = -residues % self.modulus
         offsets = np.arange(len(rows), dtype=np.int64)[:, None] * self.modulus
         present = np.sort((residues + offsets).ravel())
@@ -161,7 +162,7 @@ class Match2(Task):
 
     @property
     def _pairs(self) -> int:
-        """Number of pairs {x, M - x} of two different tokens: x = 1 … _pairs."""
+        """The number of pairs {x, M - x} of two different tokens: x = 1 … _pairs."""
         return (self.modulus - 1) // 2
 
     @property
@@ -170,10 +171,10 @@ class Match2(Task):
         return [self.modulus // 2] * (self.modulus % 2 == 0) + [self.modulus] * self.with_zero
 
     def _counts(self, b: int) -> NDArray[np.int64]:
-        """Give the numbers of ones that fall into bin b and that some sequence has."""
+        """Return the numbers of ones that belong to bin b and that some sequence has."""
         ones = np.arange(self.n + 1)
         zeros = self.n - ones
-        # Ones are self-matching tokens or at least both tokens of a pair; zeros are one side of another pair.
+        # Ones are self-matching tokens or both tokens of a pair; zeros are one side of another pair.
         pairs_for_ones = np.where(ones > 0, 0 if self._self_matching else 1, 0)
         possible = (ones >= 2 * pairs_for_ones) & (pairs_for_ones + (zeros > 0) <= self._pairs)
         in_bin = np.minimum(_BINS * ones // self.n, _BINS - 1) == b
@@ -194,8 +195,10 @@ class Match2(Task):
 
         what = f"bin {b} of split {split!r}"
         if b in _common_bins(self):
-            return fill(count, lambda rows: self._draw(rows, rng), keep, what, rarest=_RARE * HELD_OUT_SHARE)
-        return fill(count, lambda rows: self._build(rows, b, rng), keep, what)
+            return rejection_sample(
+                count, lambda rows: self._draw(rows, rng), keep, what, rarest=_RARE * HELD_OUT_SHARE
+            )
+        return rejection_sample(count, lambda rows: self._build(rows, b, rng), keep, what)
 
     def _build(self, rows: int, b: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Build sequences of bin b: ones from complete pairs and self-matching tokens, zeros from half pairs."""
@@ -203,18 +206,18 @@ class Match2(Task):
         alone = np.array(self._self_matching, dtype=np.int64)
         most = np.minimum(ones // 2, self._pairs - (ones < self.n))
         complete = rng.integers(np.where((ones > 0) & (len(alone) == 0), 1, 0), most + 1)
-        # Pairs of a row in random order, each with one side in front: the first `complete` of them give both sides.
+        # The pairs of a row in random order, each with one side in front; the first `complete` pairs give both sides.
         pairs = 1 + draw_distinct(rng, rows, min(self.n, self._pairs), self._pairs)
         front = np.where(rng.integers(2, size=pairs.shape) == 1, self.modulus - pairs, pairs)
         sides = np.stack([front, self.modulus - front], axis=2).reshape(rows, 2 * pairs.shape[1])
         choices = np.concatenate([sides, np.tile(alone, (rows, 1))], axis=1)
 
         slot = np.arange(self.n)
-        # A one: every side of the complete pairs once, then any of them or of the self-matching tokens.
+        # The ones: both sides of every complete pair once, then any of these and of the self-matching tokens.
         again = rng.integers(np.maximum(1, 2 * complete + len(alone)), size=(rows, self.n))
         again = np.where(again < 2 * complete, again, sides.shape[1] + again - 2 * complete)
         one = np.where(slot < 2 * complete, slot, again)
-        # A zero: the front of any pair that is not complete.
+        # The zeros: the front side of any pair that is not complete.
         zero = 2 * rng.integers(complete, np.maximum(pairs.shape[1], complete + 1), size=(rows, self.n))
         picked = np.where(slot < ones, one, zero)
         return rng.permuted(np.take_along_axis(choices, picked, axis=1), axis=1)
@@ -222,7 +225,7 @@ class Match2(Task):
 
 @lru_cache(maxsize=256)
 def _common_bins(task: Match2) -> frozenset[int]:
-    """Give the bins that a fixed pilot of uniform sequences meets often enough to fill them by rejection."""
+    """Return the bins that a fixed pilot of uniform sequences meets often enough to fill them by rejection."""
     rows = max(128, min(4096, _PILOT_TOKENS // task.n))
     pilot = task._draw(rows, np.random.default_rng(0))
     met = np.bincount(task.bin_of(task.labels(pilot)), minlength=_BINS)

@@ -22,11 +22,11 @@ _BLANK, _NULL, _FIRST_VALUE = 0, 1, 2
 class AssociativeRecall(Task):
     """Multi-query associative recall: k_1 v_1 … k_D v_D, then queries; a query's target is the value of its key.
 
-    The paper calls its induction heads "associative recall" too; this is the standard test with many queries. Keys
-    of the pairs differ; queries repeat keys of the pairs, uniformly, at random places of the rest of the
-    sequence, whose other places hold the blank. `labels` and `solve` also take what the sampler never draws: the
-    last pair of a repeated key wins, and a key without a pair gets the null symbol. Only queries count. Splits
-    partition the sets of pairs: held-out pairs are never the training pairs in another order.
+    The paper calls its induction heads "associative recall" too; this is the standard test with many queries. The keys
+    of the pairs differ. Queries are keys of the pairs, drawn uniformly, at random places in the rest of the sequence;
+    its other places hold the blank. `labels` and `solve` also take inputs that the sampler never draws: of a repeated
+    key the last pair wins, and a key without a pair gets the null symbol. Only queries count. Splits partition the sets
+    of pairs, so held-out pairs are never the training pairs in another order.
 
     >>> task = AssociativeRecall(n=8, pairs=2, queries=2, keys=4, values=4)
     >>> key, value = task.special["first_key"], task.special["first_value"]
@@ -36,10 +36,10 @@ class AssociativeRecall(Task):
 
     Args:
         n: length of a sequence.
-        pairs: number of key-value pairs, D.
-        queries: number of queries; the default fills the rest of the sequence.
-        keys: number of keys to draw from.
-        values: number of values to draw from.
+        pairs: the number of key-value pairs, D.
+        queries: the number of queries; by default they fill the rest of the sequence.
+        keys: the number of keys to draw from.
+        values: the number of values to draw from.
     """
 
     n: int = 256
@@ -59,7 +59,7 @@ class AssociativeRecall(Task):
             raise InputError(
                 "n",
                 given=self.n,
-                expected=f"at least {2 * self.pairs + (self.queries or 1)}, for two tokens a pair and one a query",
+                expected=f"at least {2 * self.pairs + (self.queries or 1)}, for two tokens per pair and one per query",
                 hint="take a larger n, or fewer pairs or queries",
             )
 
@@ -84,12 +84,12 @@ class AssociativeRecall(Task):
         }
 
     def labels(self, inputs: ArrayLike) -> NDArray[np.int64]:
-        """Look queries up in a table that holds, for every key of a row, the number of its last pair."""
+        """Look up the queries in a table that has, for every key of a row, the number of its last pair."""
         x = self._rows(inputs)
         rows = np.arange(len(x))[:, None]
         cut = 2 * self.pairs
         last_pair = np.zeros((len(x), self.input_vocab), dtype=np.int64)
-        # NumPy does not say which of several plain assignments to one place stays; a maximum does.
+        # A maximum, because NumPy does not specify which of several assignments to one place wins.
         np.maximum.at(last_pair, (rows, x[:, :cut:2]), np.arange(1, self.pairs + 1))
         values = np.concatenate([np.full((len(x), 1), _NULL), x[:, 1:cut:2]], axis=1)
         targets = np.full_like(x, _BLANK)

@@ -18,8 +18,8 @@ __all__ = ["Sum"]
 class Sum(Task):
     """Definition SUM: the last position holds x_1 + … + x_N, for x_i in {1, …, M}; every other position is blank.
 
-    The numbers start at 1, so a sum is never 0 and 0 is free to be the blank. Order does not matter, so splits
-    partition the multisets: held-out data is never a permutation of training data.
+    The numbers start at 1, so a sum is never 0, and 0 can be the blank. Order does not matter, so splits partition the
+    multisets: held-out data is never a permutation of training data.
 
     >>> Sum(n=4, largest=9).solve([1, 9, 2, 2]).tolist()
     [0, 0, 0, 14]
@@ -48,7 +48,7 @@ class Sum(Task):
 
     @property
     def special(self) -> Mapping[str, int]:
-        """The blank, where no answer is asked for."""
+        """The blank, for positions without an answer."""
         return {"blank": 0}
 
     def labels(self, inputs: ArrayLike) -> NDArray[np.int64]:

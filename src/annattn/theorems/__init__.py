@@ -1,4 +1,4 @@
-"""The paper's theorems, one a file: each builds what its theorem promises, runs it and compares it with its bound."""
+"""The paper's theorems, one per file: build what is promised, run it, and compare it with its bound."""
 
 from annattn.theorems import (
     anna_simulates_low_rank,
@@ -30,4 +30,4 @@ THEOREMS: dict[str, Theorem] = {
     "k-hop": k_hop.row,
     "sum-and-reformer": sum_and_reformer.row,
 }
-"""Every row by name: call it with an effort, `"tiny"`, `"quick"` or `"full"`, and it gives its `Verdict`."""
+"""Every row by name. Call it with an effort, `"tiny"`, `"quick"` or `"full"`, to get its `Verdict`."""

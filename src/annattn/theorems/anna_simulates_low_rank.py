@@ -1,10 +1,12 @@
 """Theorem "ANNA simulates low-rank attention": depth O(L), heads O(N^((ε'−ε)/4)), width O(N^ε') for rm = N^ε.
 
-A random low-rank transformer becomes a protocol (a tree of ⌊s/rm⌋ children a node adds up the matrices k_i v_iᵀ, up and
-down again), and that protocol an ANNA-transformer, which must give the first transformer's numbers, bit for bit.
+A random low-rank transformer becomes a protocol, in which a tree with ⌊s/rm⌋ children per node adds up the matrices
+k_i v_iᵀ and sends the sum back down. That protocol becomes an ANNA-transformer, which must give the first
+transformer's numbers, bit for bit.
 
-With r = m = N^(1/6), ε = 1/3 and s = 8·N^(1/2) the tree has at most N^(2/3) leaves and N^(1/6) children a node: depth
-at most 4, so at most 8L + 1 rounds and 8L + 2 layers. With N^ρ partners, ρ = 1/12, width is O(N^(1/2 + 4ρ)): ε' = 5/6.
+With r = m = N^(1/6), ε = 1/3 and s = 8·N^(1/2) the tree has at most N^(2/3) leaves and N^(1/6) children per node. Its
+depth is at most 4, so there are at most 8L + 1 rounds and 8L + 2 layers. With N^ρ partners, ρ = 1/12, the width is
+O(N^(1/2 + 4ρ)): ε' = 5/6.
 """
 
 import math
@@ -19,15 +21,15 @@ from annattn.compiler.to_protocol import TransformerProtocol
 from annattn.mpc import with_partners
 from annattn.mpc.model import Words, word_reals
 from annattn.theorems.integers import integer_rows, integer_transformer
-from annattn.theorems.simulation import Promise, few_partners_width, simulate
-from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exponent, silent
+from annattn.theorems.simulation import PredictedSizes, few_partners_width, simulate, size_exponents
+from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, silent
 
 __all__ = ["row"]
 
 EPSILON, EPSILON_PRIME, MEMORY, RHO = 1 / 3, 5 / 6, 1 / 2, 1 / 12
 ROOM, DEPTH = 8, 4
 WIDTH_LIMIT = "12(k+1)⁴(48·N^(1/2)+518)·ln((k+1)N^(2/3))"
-BUILT = [w**6 for w in range(2, 13)]
+PLANNED = [w**6 for w in range(2, 13)]
 CASES = {"tiny": {64: 1}, "quick": {64: 12, 729: 1}, "full": {64: 60, 729: 6}}
 
 
@@ -50,7 +52,7 @@ def as_protocol(transformer: Transformer, n: int) -> TransformerProtocol:
 
 
 def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
-    """Theorem "ANNA simulates low-rank attention": low rank to protocol to ANNA, with its sizes.
+    """Theorem "ANNA simulates low-rank attention": from low rank to a protocol to ANNA, and the sizes.
 
     >>> row("tiny").holds
     True
@@ -71,31 +73,31 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
                     bounds.append(
                         at_most("layers, any partners", model.sizes.layers, 2 * DEPTH * layers + 2, "8L + 2", at)
                     )
-    promises = {}
-    for n in BUILT:
+    predictions = {}
+    for n in PLANNED:
         protocol, k, at = as_protocol(low_rank(n, 2, seed=0), n), _partners(n), f"N = {n:,}, L = 2"
-        free, promises[n] = Promise.of(protocol), Promise.of(with_partners(protocol, k))
+        free, predictions[n] = PredictedSizes.of(protocol), PredictedSizes.of(with_partners(protocol, k))
         hops = 2 * math.ceil(2 / 3 / RHO) - 1
         width = few_partners_width(k, ROOM * n**MEMORY, digits=8, machines=n ** (2 / 3))
         bounds += [
             at_most("layers, any partners", free.layers, 4 * DEPTH + 2, "8L + 2", at),
-            at_most("layers, few partners", promises[n].layers, (4 * DEPTH + 1) * hops + 1, "(8L+1)(2·8−1)+1", at),
-            at_most("heads, few partners", promises[n].heads, 3 * n**RHO, "3·N^ρ ≤ 3·N^((ε'−ε)/4)", at),
-            at_most("value width, few partners", promises[n].lemma, width, WIDTH_LIMIT, at),
+            at_most("layers, few partners", predictions[n].layers, (4 * DEPTH + 1) * hops + 1, "(8L+1)(2·8−1)+1", at),
+            at_most("heads, few partners", predictions[n].heads, 3 * n**RHO, "3·N^ρ ≤ 3·N^((ε'−ε)/4)", at),
+            at_most("value width, few partners", predictions[n].lemma_width, width, WIDTH_LIMIT, at),
         ]
-    widths = [promise.lemma / math.log(n) for n, promise in promises.items()]
-    heads = [promise.heads for promise in promises.values()]
     return trials.verdict(
         "ANNA simulates low-rank attention",
         "random low-rank transformers of 1 to 3 layers, r = m = N^(1/6), to protocols with s = 8·N^(1/2), to "
         "ANNA-transformers with any and with N^(1/12) partners",
         sizes=list(CASES[effort]),
-        planned=BUILT,
+        planned=PLANNED,
         bounds=bounds,
-        exponents=[
-            exponent("heads, few partners", BUILT, heads, (EPSILON_PRIME - EPSILON) / 4, "(ε'−ε)/4"),
-            exponent("value width/ln N, few partners", BUILT, widths, EPSILON_PRIME, "ε'"),
-        ],
+        exponents=size_exponents(
+            predictions,
+            heads=((EPSILON_PRIME - EPSILON) / 4, "(ε'−ε)/4"),
+            width=(EPSILON_PRIME, "ε'"),
+            at=", few partners",
+        ),
     )
 
 

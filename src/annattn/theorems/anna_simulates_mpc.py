@@ -1,42 +1,36 @@
 """Theorem "EMA simulates MPC" and its corollary for ANNA: R + 1 layers, O(N^ε) heads, width O(N^(5ε) log N).
 
-The protocol is one that sends as much as its limits allow, with s = N^ε words on each of N machines; further ones from
-the library ride along. Each is compiled, run on exact-match attention and on real hashing, and compared with its own
-run on the machines. The sizes are the lemma's (α = s, so 12·s⁴·ln N slots of 6 + s numbers); where values that wide fit
-the memory they are also what runs, elsewhere fewer slots run, and the width they have is in the notes. The paper's
-example, 3-SUM in O(1) layers from s of about N^(1/2), is a bound of its own.
+The main protocol sends as much as its limits allow, with s = N^ε words on each of N machines; some protocols of the
+library are tried as well. Each is compiled, run on exact-match attention and on real hashing, and compared with its own
+run on machines. The sizes are the lemma's: α = s, so 12·s⁴·ln N slots of 6 + s numbers. Where values of that width fit
+into memory, they are also run. Elsewhere the runs use fewer slots, and the notes say how wide those values are. The
+paper's example, 3-SUM in O(1) layers from s of about N^(1/2), has a bound of its own.
 """
 
 import math
+from functools import partial
 
 import numpy as np
 
 from annattn.mpc import Protocol
 from annattn.mpc.model import Words
 from annattn.mpc.protocols import Broadcast, Connectivity, PrefixSum, Problem, Sort, Sum, ThreeSum
-from annattn.theorems.exchange import Exchange
-from annattn.theorems.simulation import Promise, simulate
-from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exactly, exponent, silent
+from annattn.theorems.exchange import full_exchange
+from annattn.theorems.simulation import PredictedSizes, simulate, size_exponents
+from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exactly, silent
 
 __all__ = ["row"]
 
 EPSILON = 1 / 6
 ROUNDS = 3
-BUILT = [s**6 for s in range(2, 17)]
+PLANNED = [s**6 for s in range(2, 17)]
 CASES = {"tiny": {64: 2}, "quick": {64: 10, 729: 3, 4096: 1}, "full": {64: 100, 729: 20, 4096: 5, 15_625: 1}}
 
-
-def exchange(n: int, seed: int = 0) -> Exchange:
-    """Three rounds among N machines of s = N^ε words.
-
-    >>> exchange(64).limits.memory_words
-    2
-    """
-    return Exchange(n, round(n**EPSILON), rounds=ROUNDS, seed=seed)
+exchange = partial(full_exchange, epsilon=EPSILON, rounds=ROUNDS)
 
 
 def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
-    """Theorem "EMA simulates MPC", corollary "ANNA simulates MPC": sizes and outputs of compiled protocols.
+    """Theorem "EMA simulates MPC" and corollary "ANNA simulates MPC": sizes and outputs of compiled protocols.
 
     >>> row("tiny").holds
     True
@@ -46,7 +40,7 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
         for attention in ("ema", "anna"):
             progress(f"N = {n:,} on {attention.upper()}")
             for seed in range(count):
-                protocol = exchange(n, seed)
+                protocol = exchange(n, seed=seed)
                 simulate(trials, protocol, _inputs(protocol, 1), attention=attention)
     progress("the lemma's widths, N = 64")
     simulate(trials, exchange(64), _inputs(exchange(64), 2), mode="theorem")
@@ -54,30 +48,28 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
         progress(f"{type(problem).__name__}, N = {problem.n}")
         simulate(trials, problem, _inputs(problem, 1), truth=problem.oracle)
         simulate(trials, problem, _inputs(problem, 1), attention="anna", truth=problem.oracle)
-    promises = {n: Promise.of(exchange(n)) for n in BUILT}
-    for n, promise in promises.items():
+    predictions = {n: PredictedSizes.of(exchange(n)) for n in PLANNED}
+    for n, predicted in predictions.items():
         s, at = round(n**EPSILON), f"N = {n:,}"
         bounds += [
-            exactly("layers", promise.layers, ROUNDS + 1, "R + 1", at),
-            at_most("heads", promise.heads, s, "N^ε", at),
-            at_most("query and key width", promise.queries, math.log2(n) + 2, "log2 N + 2", at),
-            at_most("value width", promise.lemma, 50 * s**5 * math.log(n), "50·N^(5ε)·ln N", at),
+            exactly("layers", predicted.layers, ROUNDS + 1, "R + 1", at),
+            at_most("heads", predicted.heads, s, "N^ε", at),
+            at_most("query and key width", predicted.query_width, math.log2(n) + 2, "log2 N + 2", at),
+            at_most("value width", predicted.lemma_width, 50 * s**5 * math.log(n), "50·N^(5ε)·ln N", at),
         ]
-        notes.append(f"N = {n:,}: values {promise.lemma:,} wide by the lemma, {promise.practical:,} as run")
+        notes.append(
+            f"N = {n:,}: values {predicted.lemma_width:,} wide by the lemma, {predicted.practical_width:,} as run"
+        )
     for n in (2**8, 2**14, 2**20, 2**26):
-        layers = Promise.of(ThreeSum(n, round(7 * n**0.5))).layers
+        layers = PredictedSizes.of(ThreeSum(n, round(7 * n**0.5))).layers
         bounds.append(at_most("layers for 3-SUM, s = 7·N^(1/2)", layers, 24, "24", f"N = {n:,}"))
-    widths = [promise.lemma / math.log(n) for n, promise in promises.items()]
     return trials.verdict(
         "EMA and ANNA simulate MPC",
         f"N machines of s = N^(1/6) words that all send s messages in each of {ROUNDS} rounds; Sum, Sort, … besides",
         sizes=list(CASES[effort]),
-        planned=BUILT,
+        planned=PLANNED,
         bounds=bounds,
-        exponents=[
-            exponent("heads", BUILT, [promise.heads for promise in promises.values()], EPSILON + 1e-6, "ε"),
-            exponent("value width/ln N", BUILT, widths, 5 * EPSILON, "5ε"),
-        ],
+        exponents=size_exponents(predictions, heads=(EPSILON + 1e-6, "ε"), width=(5 * EPSILON, "5ε")),
         notes=notes[::7],
     )
 

@@ -1,4 +1,4 @@
-"""A protocol that uses all its limits allow: the thing to simulate when only the sizes of the simulation matter."""
+"""A protocol that uses all that its limits allow, to be simulated where only the sizes of a simulation matter."""
 
 from math import gcd
 
@@ -6,18 +6,18 @@ import numpy as np
 
 from annattn.mpc import Limits, Mail, Protocol
 from annattn.mpc.model import Numbers, Words
-from annattn.mpc.parts.stages import slots
+from annattn.mpc.parts.stages import index_within
 from annattn.seeds import scramble
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "full_exchange"]
 
 
 class Exchange(Protocol):
-    """N words on N machines of s words; in every round a machine scrambles its words and sends them to others.
+    """N words on N machines of s words; in every round each machine scrambles its words and sends them to others.
 
-    The h-th word of machine i goes to machine a·i + b mod N, with a coprime to N and b drawn from (seed, round, h).
-    Each machine receives one such word at most, so a machine with s words sends s and none receives more than s.
-    What is sent depends on all a machine holds, so a single message gone wrong changes the output.
+    The h-th word of machine i goes to machine a·i + b mod N, where a, coprime to N, and b are drawn from (seed, round,
+    h). Each machine receives at most one such word, so no machine receives more than s words. What a machine sends
+    depends on all that it holds, so a single wrong message changes the output.
 
     >>> from annattn.mpc import run
     >>> output, trace = run(Exchange(8, memory_words=3, rounds=2), range(8))
@@ -36,7 +36,7 @@ class Exchange(Protocol):
         total = np.zeros(self.n, np.uint64)
         np.add.at(total, mail.dest, mail.words[:, 0])
         words = scramble(mail.words[:, 0] + np.uint64(3) * total[mail.dest], self.seed + 31 * round)
-        place = slots(mail.dest)
+        place = index_within(mail.dest)
         dest = np.empty_like(mail.dest)
         for h in range(int(place.max(initial=-1)) + 1):
             at = place == h
@@ -53,3 +53,12 @@ class Exchange(Protocol):
     def sample(self, rng: np.random.Generator) -> Words:
         """Random words of 32 bits."""
         return rng.integers(0, 2**32, self.n, dtype=np.uint64)
+
+
+def full_exchange(n: int, *, epsilon: float, rounds: int, seed: int = 0) -> Exchange:
+    """An exchange among N machines of s = N^ε words.
+
+    >>> full_exchange(64, epsilon=1 / 6, rounds=3).limits.memory_words
+    2
+    """
+    return Exchange(n, round(n**epsilon), rounds=rounds, seed=seed)

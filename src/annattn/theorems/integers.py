@@ -1,4 +1,4 @@
-"""Random transformers in integers: all they compute is exact, so two ways to run one must agree bit for bit."""
+"""Random transformers on integers: everything is exact, so two ways of running one must agree bit for bit."""
 
 from collections.abc import Callable
 
@@ -26,8 +26,8 @@ def integer_transformer(attention: Attention, *, layers: int, heads: int, width:
     """L layers of H heads of this width, with random element-wise functions modulo 31; rows are H·width wide.
 
     Queries and keys take few values, so that many match, and are centred, so that hyperplanes separate them. A layer
-    adds to each row the heads' averages, rounded down to 1/64: as sums of small integers are exact and each average is
-    one division, rounding is the same wherever it is done.
+    adds the heads' averages, rounded down to 1/64, to each row. Sums of small integers are exact and each average is
+    one division, so the rounding is the same everywhere.
 
     >>> from annattn.compiler import ExactMatch
     >>> model = integer_transformer(ExactMatch(), layers=2, heads=2, width=3, seed=0)
@@ -58,7 +58,7 @@ def _linear(rng: np.random.Generator, rows: int, width: int) -> Callable[[Tensor
 
 
 def _class(rng: np.random.Generator, rows: int, width: int, classes: int) -> Callable[[Tensor], Tensor]:
-    """A row's class, a number below `classes`, written as a vector of whole numbers around zero."""
+    """The class of a row, a number below `classes`, as a vector of whole numbers around zero."""
     to_class, spelled = _linear(rng, rows, 1), np.random.default_rng(classes * width)
     vectors = torch.from_numpy(spelled.integers(0, PRIME, (classes, width)).astype(np.float64)) - PRIME // 2
     return lambda x: vectors[(to_class(x)[:, 0] % classes).long()]

@@ -1,10 +1,8 @@
 """Theorem "ANNA-transformers solve k-hop": O(log k) layers, by doubling (`KHop`), compiled.
 
-At s = 6·N^(2/3) every σ(w, i) is known after 6 rounds; each binary digit of k takes two more: 9 + 2⌊log2 k⌋ layers.
-With k' = N^ρ partners a round becomes at most 2⌈(1−ε)/ρ⌉ − 1.
+At s = 6·N^(2/3) every σ(w, i) is known after 6 rounds, and each binary digit of k takes two more. That makes
+9 + 2⌊log2 k⌋ layers. With k' = N^ρ partners one round becomes at most 2⌈(1−ε)/ρ⌉ − 1 rounds.
 """
-
-import math
 
 import numpy as np
 
@@ -21,13 +19,13 @@ from annattn.theorems.induction_heads import (
     width_limit,
     words_of,
 )
-from annattn.theorems.simulation import Promise, simulate
-from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exactly, exponent, silent
+from annattn.theorems.simulation import PredictedSizes, simulate, size_exponents
+from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exactly, silent
 
 __all__ = ["row"]
 
 JUMPS = [1, 2, 3, 4, 7, 8, 16, 64, 1024, 2**20]
-BUILT = [2**e for e in range(9, 37, 3)]
+PLANNED = [2**e for e in range(9, 37, 3)]
 CASES = {
     "tiny": ((64, 3, 1),),
     "quick": ((64, 1, 2), (64, 2, 2), (64, 5, 2), (256, 16, 2)),
@@ -36,7 +34,7 @@ CASES = {
 
 
 def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
-    """Theorem "ANNA-transformers solve k-hop": the compiled protocol against the Definition, layers against log k.
+    """Theorem "ANNA-transformers solve k-hop": the compiled protocol and the Definition, layers and log k.
 
     >>> row("tiny").holds
     True
@@ -49,30 +47,26 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
                 progress(f"N = {n:,}, k = {k} on {attention.upper()}, {few or 'any number of'} partners")
                 words, truth = words_of(n, count), lambda word, k=k: letters_after(word, k)
                 simulate(trials, protocol, words, attention=attention, partners=few, truth=truth)
-    depth = [Promise.of(KHop(4096, memory(4096), k=k)).layers for k in JUMPS]
+    depth = [PredictedSizes.of(KHop(4096, memory(4096), k=k)).layers for k in JUMPS]
     for k, layers in zip(JUMPS, depth, strict=True):
         bounds.append(
             exactly("layers, any partners", layers, 9 + 2 * (k.bit_length() - 1), "9 + 2⌊log2 k⌋", f"k = {k:,}")
         )
-    few = {n: Promise.of(with_partners(KHop(n, memory(n), k=16), partners(n))) for n in BUILT}
-    for n, promise in few.items():
+    few = {n: PredictedSizes.of(with_partners(KHop(n, memory(n), k=16), partners(n))) for n in PLANNED}
+    for n, predicted in few.items():
         at = f"N = {n:,}, k = 16"
         bounds += [
-            at_most("layers, few partners", promise.layers, 16 * HOPS + 1, "(8 + 2 log2 k)(2⌈(1−ε)/ρ⌉−1)+1", at),
-            at_most("heads, few partners", promise.heads, 3 * n**RHO, "3·N^((ε'−ε)/4)", at),
-            at_most("value width, few partners", promise.lemma, width_limit(n), WIDTH_LIMIT, at),
+            at_most("layers, few partners", predicted.layers, 16 * HOPS + 1, "(8 + 2 log2 k)(2⌈(1−ε)/ρ⌉−1)+1", at),
+            at_most("heads, few partners", predicted.heads, 3 * n**RHO, "3·N^((ε'−ε)/4)", at),
+            at_most("value width, few partners", predicted.lemma_width, width_limit(n), WIDTH_LIMIT, at),
         ]
     slope = float(np.polyfit(np.log2(JUMPS), depth, 1)[0])
-    bounds.append(at_most("layers a doubling of k", round(slope, 6), 2.1, "2, and 0.1 for rounding log2 k"))
-    widths = [promise.lemma / math.log(n) for n, promise in few.items()]
+    bounds.append(at_most("layers per doubling of k", round(slope, 6), 2.1, "2, and 0.1 for rounding log2 k"))
     return trials.verdict(
         "ANNA-transformers solve k-hop",
         "KHop with s = 6·N^(2/3), any partners and N^ρ; ε' = 0.9, ρ = (ε'−ε)/4",
         sizes=sorted({n for n, _, _ in CASES[effort]}),
-        planned=BUILT,
+        planned=PLANNED,
         bounds=bounds,
-        exponents=[
-            exponent("heads, few partners", BUILT, [promise.heads for promise in few.values()], RHO, "(ε'−ε)/4"),
-            exponent("value width/ln N, few partners", BUILT, widths, EPSILON_PRIME, "ε'"),
-        ],
+        exponents=size_exponents(few, heads=(RHO, "(ε'−ε)/4"), width=(EPSILON_PRIME, "ε'"), at=", few partners"),
     )

@@ -1,8 +1,8 @@
 """Remark on memory: the appendix's "Linear memory ANNA implementation" gives Algorithm 1's output in Õ(mN) space.
 
-Both algorithms are written here with arrays for tables, run under Python's memory tracing, and compared: with the ℓ of
-the LSH guarantee, Algorithm 1's tables grow with ℓ, the other's do not. Each hashes a table at a time, so what is
-traced is what the remark is about: tables, sums and the codes of the table at hand.
+Both algorithms are written here with arrays as tables, run under Python's memory tracing, and compared. With the ℓ of
+the LSH guarantee, the memory of Algorithm 1 grows with ℓ; that of the other does not. Both hash for one table at a
+time, so the trace shows what the remark is about: tables, sums, and the codes of one table.
 """
 
 import gc
@@ -51,7 +51,7 @@ def all_tables(query: Tensor, key: Tensor, value: Reals, hasher: Hasher) -> Real
 
 
 def one_table_at_a_time(query: Tensor, key: Tensor, value: Reals, hasher: Hasher) -> Reals:
-    """The linear-memory algorithm: for each table, buckets for the queries alone; keys add to those that exist.
+    """The linear-memory algorithm: each table has buckets for the queries only, and keys add to buckets that exist.
 
     >>> hasher = Hyperplane(1).sample(tables=2, hashes=1)
     >>> rows = torch.tensor([[1.0], [-1.0]])
@@ -92,7 +92,7 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
         tabled.append(peak)
         parts = (query[None, None], key[None, None], value[None, None], hasher)
         ours = anna_attention(*parts, algorithm="linear_memory")[0, 0].numpy()
-        # Sums of small integers are exact in float64, so all roads lead to the same quotient, bit for bit.
+        # Sums of small integers are exact in float64, so all ways give the same quotient, bit for bit.
         trials.add(np.array_equal(few, many) and np.array_equal(few, ours))
         if n <= 256:
             some = reference.linear_memory(query[:16], key, value, hasher).numpy()
@@ -110,7 +110,7 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
 
 
 def _codes(hasher: Hasher, table: int, rows: Tensor) -> NDArray[np.int64]:
-    """Codes in one table: the table's own z functions as a hasher of one table."""
+    """The codes of one table, by a hasher that has only that table's z functions."""
     chosen = slice(table * hasher.hashes, (table + 1) * hasher.hashes)
     alone = replace(hasher, tables=1, parameters=tuple(drawn[chosen] for drawn in hasher.parameters))
     return np.array(alone(rows)[:, 0].numpy())
@@ -130,7 +130,7 @@ def _mean(sums: Reals) -> Reals:
 
 
 def _traced(attention: Attention, query: Tensor, key: Tensor, value: Tensor, hasher: Hasher) -> tuple[Reals, float]:
-    """The output, and the most numbers of eight bytes held at once on the way, the inputs not counted."""
+    """The output, and the most numbers of eight bytes held at once, not counting the inputs."""
     block = value.numpy().copy()
     gc.collect()
     tracemalloc.start()

@@ -1,13 +1,13 @@
 """Theorem "LSH algorithm guarantee for ANNA": how often Algorithm 1 breaks the Definition, and what it costs.
 
-The proof, with its constants kept and its sums carried out. z hash functions with p2^z ≤ 0.1/N³ and
-ℓ = ⌈ln(N²/δ)/p1^z⌉ tables with δ = 0.1/N^(1−3ρ) fail with probability at most η = δ + N²·ℓ·p2^z ≤ δ + 0.1·ℓ/N. The
-paper then writes O(1/N^(1−3ρ)), but ℓ is Θ(N^(3ρ) log N), so η is O(log N/N^(1−3ρ)); and ℓ·z is
-Θ(N^(3ρ) log² N) hash functions a token, where the paper counts N^(3ρ) log N.
+This is the proof with its constants kept and its sums carried out. With z hash functions such that p2^z ≤ 0.1/N³, and
+ℓ = ⌈ln(N²/δ)/p1^z⌉ tables for δ = 0.1/N^(1−3ρ), the failure probability is at most η = δ + N²·ℓ·p2^z ≤ δ + 0.1·ℓ/N. The
+paper then writes O(1/N^(1−3ρ)), but ℓ is Θ(N^(3ρ) log N), so η is O(log N/N^(1−3ρ)). And there are ℓ·z =
+Θ(N^(3ρ) log² N) hash functions per token, where the paper counts N^(3ρ) log N.
 
-`aa.plan` is asked for this η and may not need more hash functions than the proof; then hashers are drawn, Algorithm 1
-is run on them, and `aa.check_anna` says how often the Definition is broken. The inputs are two clusters: every pair
-inside one is near, every pair across is just beyond c·r, so both kinds of failure have about N²/2 chances.
+`aa.plan` is asked for this η and may not need more hash functions than the proof. Then hashers are drawn, Algorithm 1
+runs on them, and `aa.check_anna` says how often the Definition is broken. The inputs are two clusters: pairs within a
+cluster are near, pairs across are just beyond c·r, so both kinds of failure have about N²/2 chances.
 """
 
 import math
@@ -32,7 +32,7 @@ DRAWS = {
 
 
 def proof_sizes(n: int, p1: float, p2: float) -> tuple[int, int, float]:
-    """Tables ℓ, hashes z and failure η as the proof of the LSH guarantee chooses them, nothing dropped.
+    """Tables ℓ, hashes z and failure η as the proof of the LSH guarantee chooses them, with all constants.
 
     >>> proof_sizes(256, p1=0.936, p2=0.59)
     (183, 36, 0.0706...)
@@ -45,10 +45,10 @@ def proof_sizes(n: int, p1: float, p2: float) -> tuple[int, int, float]:
 
 
 def two_clusters(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Queries and keys on the unit sphere in two clusters: within one at most r apart, across more than c·r.
+    """Queries and keys on the unit sphere in two clusters: at most r apart within one, more than c·r apart across.
 
-    Each is at most r/2 from the centre of its cluster, at a right angle to the line between the centres; the factor
-    below undoes what bringing the rows back to the sphere takes from the distance across.
+    Each row is at most r/2 from the centre of its cluster, at a right angle to the line between the centres. Scaling
+    the rows back to the sphere shortens the distance across; the factor below makes up for it.
 
     >>> query, key = two_clusters(200, seed=0)
     >>> apart = torch.cdist(query, key)
@@ -70,7 +70,7 @@ def two_clusters(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
-    """Theorem "LSH algorithm guarantee for ANNA": failures of the Definition against η, work and memory against N.
+    """Theorem "LSH algorithm guarantee for ANNA": failures of the Definition and η, work and memory as N grows.
 
     >>> row("tiny").holds
     True
@@ -101,7 +101,7 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
             at_most("ℓ·z", functions, of_proof * hashes_of_proof, "ℓ·z of the proof", at),
             at_most("numbers stored", memory[-1], n * of_proof * (DIM + 1), "N·ℓ·(m+1), ℓ of the proof", at),
         ]
-        notes.append(f"N = {n}: ℓ = {planned.tables}, z = {planned.hashes}, {1000 * seconds:.1f} ms a draw")
+        notes.append(f"N = {n}: ℓ = {planned.tables}, z = {planned.hashes}, {1000 * seconds:.1f} ms per draw")
     sizes = list(DRAWS[effort])
     plans = [plan(n, family, RADIUS, APPROXIMATION, proof_sizes(n, found.p1, found.p2)[2]) for n in PLANNED]
     work = [planned.work / math.log(planned.n) ** 2 for planned in plans]
@@ -124,7 +124,7 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
 
 
 def _weights(query: Tensor, key: Tensor, hasher: Hasher) -> Tensor:
-    """Algorithm 1's w_ij: attention over values that are the unit vectors."""
+    """The weights w_ij of Algorithm 1: attention with unit vectors as values."""
     units = torch.eye(len(key), dtype=torch.float64)
     return anna_attention(query[None, None], key[None, None], units[None, None], hasher, algorithm="tables")[0, 0]
 
@@ -135,13 +135,13 @@ def _satisfied(query: Tensor, key: Tensor, hasher: Hasher) -> bool:
 
 
 def _as_written(query: Tensor, key: Tensor, hasher: Hasher, rows: int = 32) -> bool:
-    """Whether some of the outputs are those of the paper's pseudocode, line by line."""
+    """Whether some of the outputs equal those of the paper's pseudocode, line by line."""
     value = torch.arange(len(key), dtype=torch.float64)[:, None]
     fast = _weights(query, key, hasher)[:rows] @ value
     return torch.allclose(fast, reference.algorithm_1(query[:rows], key, value, hasher), rtol=1e-12, atol=0)
 
 
 def _numbers_stored(hasher: Hasher, key: Tensor) -> int:
-    """What the ℓ tables hold: a sum of m numbers and a count for every bucket that some key fell into."""
+    """The numbers in the ℓ tables: a sum of m numbers and a count for every bucket that holds a key."""
     (codes,) = hasher.joint_codes(key)
     return sum(len(codes[:, table].unique()) for table in range(hasher.tables)) * (hasher.dim + 1)

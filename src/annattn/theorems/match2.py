@@ -1,8 +1,8 @@
 """Theorem "ANNA solves Match2": one layer, one head, embedding dimension 1, for every N and M.
 
-The paper's construction has query x and key M − x. That misses one residue: x and y with x ≡ y ≡ 0 add up to 0 mod M,
-but the query of 0 is 0 and the key of 0 is M (and the query of M is M and its key 0). Query x mod M and key (−x) mod M
-mend it and are element-wise functions like any other; `as_printed` keeps the paper's, and the row counts its errors.
+The paper's construction has query x and key M − x. That misses one residue: x ≡ y ≡ 0 add up to 0 mod M, but token 0
+has query 0 and key M, and token M has query M and key 0. Query x mod M and key (−x) mod M correct this, and are
+element-wise functions like any other. `as_printed` keeps the paper's version, and the row counts its errors.
 """
 
 import itertools
@@ -56,7 +56,7 @@ def as_printed(modulus: int) -> Transformer:
 
 
 def by_pairs(x: NDArray[np.int64], modulus: int) -> NDArray[np.int64]:
-    """Match2 by the Definition, every pair of tokens.
+    """Match2 by the Definition: every pair of tokens.
 
     >>> by_pairs(np.array([0, 1, 2, 5]), 7).tolist()
     [1, 0, 1, 1]
@@ -65,7 +65,7 @@ def by_pairs(x: NDArray[np.int64], modulus: int) -> NDArray[np.int64]:
 
 
 def by_counting(x: NDArray[np.int64], modulus: int) -> NDArray[np.int64]:
-    """Match2 directly: which residues occur, and does the opposite one.
+    """Match2 directly: whether the opposite of each token's residue occurs.
 
     >>> by_counting(np.array([0, 1, 2, 5]), 7).tolist()
     [1, 0, 1, 1]
@@ -75,7 +75,7 @@ def by_counting(x: NDArray[np.int64], modulus: int) -> NDArray[np.int64]:
 
 
 def hashing(n: int) -> Anna:
-    """One table of p-stable hashes that tells integers apart: N²·p2^z ≤ 1e-9, and equal rows always meet.
+    """One table of p-stable hashes that tells integers apart: N²·p2^z ≤ 1e-9. Equal rows always meet.
 
     >>> hashing(1000).hasher.tables
     1

@@ -1,10 +1,10 @@
 """Theorem "MPC simulates ANNA": as for EMA, on O(N^(1+ε−ε'+3ρ)) machines for the ℓ = N^(3ρ) tables of Algorithm 1.
 
-Every machine holds the same hash functions: the shared random seeds. The theorem writes 3/c² for 3ρ, the best family's
-ρ; here ρ is the family's own, and ℓ, which has a factor log N more, is what `aa.plan` asks for.
+Every machine holds the same hash functions: the shared random seeds. The theorem writes 3/c² for 3ρ, with the ρ of the
+best family. Here ρ is the family's own, and ℓ, which has one more factor of log N, is what `aa.plan` asks for.
 
-The paper spreads a token's ℓ records over a tree; here its home sends them itself, which needs s ≥ 2ℓH(m+5) words. That
-is within O(N^ε') as long as ε' > ε + 3ρ.
+The paper spreads a token's ℓ records over a tree. Here the token's machine sends them itself, which needs
+s ≥ 2ℓH(m+5) words. That is within O(N^ε') as long as ε' > ε + 3ρ.
 """
 
 import math
@@ -20,6 +20,7 @@ from annattn.theorems.mpc_simulates_ema import (
     ROUNDS,
     as_protocol,
     head_width,
+    rounds_bound,
     run_both,
 )
 from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exponent, silent
@@ -27,7 +28,7 @@ from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most,
 __all__ = ["row"]
 
 RADIUS, APPROXIMATION, ROOM = 0.1, 12.0, 96
-BUILT = [(2 * m) ** 4 for m in range(2, 13)]
+PLANNED = [(2 * m) ** 4 for m in range(2, 13)]
 CASES = {"tiny": {256: 1}, "quick": {256: 4, 1296: 1}, "full": {256: 30, 1296: 8, 4096: 1}}
 
 
@@ -52,7 +53,7 @@ def anna(n: int, layers: int, seed: int) -> Transformer:
 
 
 def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
-    """Theorem "MPC simulates ANNA": rounds that do not grow, machines as N^(1+ε−ε'+3ρ), and Algorithm 1's numbers.
+    """Theorem "MPC simulates ANNA": constant rounds, N^(1+ε−ε'+3ρ) machines, and the numbers of Algorithm 1.
 
     >>> row("tiny").holds
     True
@@ -65,28 +66,25 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
             transformer = anna(n, layers, seed)
             protocol = as_protocol(transformer, n, ROOM)
             run_both(trials, transformer, protocol, seed)
-            limit = ROUNDS * layers / (EPSILON_PRIME - EPSILON)
-            bounds.append(at_most("rounds", protocol.rounds, limit, "12·L/(ε'−ε)", f"N = {n:,}, L = {layers}"))
-    for n in BUILT:
+            bounds.append(rounds_bound(protocol, layers, ROUNDS))
+    for n in PLANNED:
         progress(f"building, N = {n:,}")
         protocol, tables = as_protocol(anna(n, 2, seed=0), n, ROOM), hasher(n, seed=0).tables
         machines.append(protocol.limits.machines)
         at, limit = f"N = {n:,}", tables * n ** (1 + EPSILON - EPSILON_PRIME)
-        bounds.append(
-            at_most("rounds", protocol.rounds, 2 * ROUNDS / (EPSILON_PRIME - EPSILON), "12·L/(ε'−ε)", f"{at}, L = 2")
-        )
+        bounds.append(rounds_bound(protocol, 2, ROUNDS))
         bounds.append(at_most("machines", machines[-1], limit, "ℓ·N^(1+ε−ε')", at))
         notes.append(f"N = {n:,}: ℓ = {tables}, {machines[-1]:,} machines")
     quality = Hyperplane(8).quality(RADIUS, APPROXIMATION)
-    per_log = [count / math.log(n) for count, n in zip(machines, BUILT, strict=True)]
+    per_log = [count / math.log(n) for count, n in zip(machines, PLANNED, strict=True)]
     limit = 1 + EPSILON - EPSILON_PRIME + 3 * quality
     return trials.verdict(
         "MPC simulates ANNA",
         f"random transformers of 1 or 2 layers, {HEADS} heads, mH = N^{EPSILON:g}, c = {APPROXIMATION:g}, "
         f"ρ = {quality:.3f}, to protocols with s = {ROOM}·N^{EPSILON_PRIME:g}",
         sizes=list(CASES[effort]),
-        planned=BUILT,
+        planned=PLANNED,
         bounds=bounds,
-        exponents=[exponent("machines/ln N", BUILT, per_log, limit, "1+ε−ε'+3ρ")],
+        exponents=[exponent("machines/ln N", PLANNED, per_log, limit, "1+ε−ε'+3ρ")],
         notes=notes[:: len(notes) - 1],
     )

@@ -1,9 +1,9 @@
 """Theorem "MPC simulates EMA": O(L/(ε'−ε)) rounds, s = O(N^ε') words, O(N^(1+ε−ε')) machines for mH = N^ε.
 
 Random L-layer transformers with two heads become protocols, which are run under their limits and compared with the
-transformers, bit for bit. The paper counts machines for the sorted lists, mN/s, but also names a token machine and a
-meta-information machine for each of the N tokens. Each of those needs O(m) words only, so s/m of them share a machine,
-as they do here; taken literally they would be N machines, more than N^(1+ε−ε').
+transformers, bit for bit. The paper counts the machines for the sorted lists, mN/s, but also names a token machine and
+a meta-information machine for each of the N tokens. Each of those needs only O(m) words, so s/m of them can share a
+machine, as they do here. Taken literally they would be N machines, more than N^(1+ε−ε').
 """
 
 import numpy as np
@@ -12,18 +12,28 @@ from annattn.compiler import ExactMatch, Transformer, to_protocol
 from annattn.compiler.to_protocol import TransformerProtocol
 from annattn.mpc import run
 from annattn.theorems.integers import integer_rows, integer_transformer
-from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exponent, silent
+from annattn.theorems.verdict import Bound, Effort, Progress, Trials, Verdict, at_most, exponent, silent
 
-__all__ = ["EPSILON", "EPSILON_PRIME", "HEADS", "ROUNDS", "as_protocol", "head_width", "row", "run_both"]
+__all__ = [
+    "EPSILON",
+    "EPSILON_PRIME",
+    "HEADS",
+    "ROUNDS",
+    "as_protocol",
+    "head_width",
+    "rounds_bound",
+    "row",
+    "run_both",
+]
 
 EPSILON, EPSILON_PRIME, HEADS = 0.25, 0.75, 2
 ROOM, ROUNDS = 48, 12
-BUILT = [(2 * m) ** 4 for m in range(2, 17)]
+PLANNED = [(2 * m) ** 4 for m in range(2, 17)]
 CASES = {"tiny": {256: 1}, "quick": {256: 10, 1296: 5, 4096: 3}, "full": {256: 100, 1296: 40, 4096: 20, 20_736: 5}}
 
 
 def head_width(n: int) -> int:
-    """m, such that two heads make mH = N^ε.
+    """The width m of a head, such that two heads make mH = N^ε.
 
     >>> head_width(4096)
     4
@@ -50,7 +60,7 @@ def as_protocol(transformer: Transformer, n: int, room: int) -> TransformerProto
 
 
 def run_both(trials: Trials, transformer: Transformer, protocol: TransformerProtocol, seed: int) -> None:
-    """One input to the transformer and to the protocol; the rounds that were run must be the protocol's.
+    """Run the transformer and the protocol on one input; the trace must have the protocol's number of rounds.
 
     >>> trials, model = Trials(), ema(256, 1, seed=0)
     >>> run_both(trials, model, as_protocol(model, 256, ROOM), seed=0)
@@ -62,8 +72,18 @@ def run_both(trials: Trials, transformer: Transformer, protocol: TransformerProt
     trials.add(np.array_equal(output, transformer(rows).numpy()) and trace.rounds == protocol.rounds)
 
 
+def rounds_bound(protocol: TransformerProtocol, layers: int, constant: float) -> Bound:
+    """The rounds for L layers, at most the constant times L/(ε'−ε).
+
+    >>> print(rounds_bound(as_protocol(ema(256, 2, seed=0), 256, ROOM), 2, constant=ROUNDS))
+    rounds 17 ≤ 48 = 12·L/(ε'−ε) at N = 256, L = 2
+    """
+    limit, at = constant * layers / (EPSILON_PRIME - EPSILON), f"N = {protocol.n:,}, L = {layers}"
+    return at_most("rounds", protocol.rounds, limit, f"{constant:g}·L/(ε'−ε)", at)
+
+
 def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
-    """Theorem "MPC simulates EMA": rounds that do not grow, machines as N^(1+ε−ε'), and the transformer's own numbers.
+    """Theorem "MPC simulates EMA": constant rounds, N^(1+ε−ε') machines, and the transformer's own numbers.
 
     >>> row("tiny").holds
     True
@@ -76,23 +96,20 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
             transformer = ema(n, layers, seed)
             protocol = as_protocol(transformer, n, ROOM)
             run_both(trials, transformer, protocol, seed)
-            limit = ROUNDS * layers / (EPSILON_PRIME - EPSILON)
-            bounds.append(at_most("rounds", protocol.rounds, limit, "12·L/(ε'−ε)", f"N = {n:,}, L = {layers}"))
+            bounds.append(rounds_bound(protocol, layers, ROUNDS))
     machines = []
-    for n in BUILT:
+    for n in PLANNED:
         protocol = as_protocol(ema(n, 2, seed=0), n, ROOM)
         machines.append(protocol.limits.machines)
         at, limit = f"N = {n:,}", n ** (1 + EPSILON - EPSILON_PRIME)
-        bounds.append(
-            at_most("rounds", protocol.rounds, 2 * ROUNDS / (EPSILON_PRIME - EPSILON), "12·L/(ε'−ε)", f"{at}, L = 2")
-        )
+        bounds.append(rounds_bound(protocol, 2, ROUNDS))
         bounds.append(at_most("machines", machines[-1], limit, "N^(1+ε−ε')", at))
     return trials.verdict(
         "MPC simulates EMA",
         f"random transformers of 1 to 3 layers, {HEADS} heads, mH = N^{EPSILON:g}, to protocols with s = "
         f"{ROOM}·N^{EPSILON_PRIME:g}",
         sizes=list(CASES[effort]),
-        planned=BUILT,
+        planned=PLANNED,
         bounds=bounds,
-        exponents=[exponent("machines", BUILT, machines, 1 + EPSILON - EPSILON_PRIME, "1+ε−ε'")],
+        exponents=[exponent("machines", PLANNED, machines, 1 + EPSILON - EPSILON_PRIME, "1+ε−ε'")],
     )

@@ -1,7 +1,7 @@
-"""What rows about compiled protocols share: run the transformer against the protocol, and know its sizes at any N."""
+"""What the rows about compiled protocols share: running transformer and protocol, and predicting sizes at any N."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,47 +10,47 @@ import numpy as np
 from annattn.compiler import CompiledProtocol, to_transformer, value_widths
 from annattn.compiler.identifiers import Identifiers
 from annattn.compiler.init import init_width
-from annattn.compiler.to_transformer import senders_a_head
+from annattn.compiler.sizes import senders_per_head
 from annattn.mpc import Protocol, run
 from annattn.mpc.model import Words
-from annattn.theorems.verdict import Trials
+from annattn.theorems.verdict import Bound, Trials, exponent
 
-__all__ = ["Promise", "few_partners_width", "simulate"]
+__all__ = ["PredictedSizes", "few_partners_width", "simulate", "size_exponents"]
 
 
 @dataclass(frozen=True)
-class Promise:
-    """The sizes of a compiled protocol by formula, without building it: `lemma` and `practical` are value widths.
+class PredictedSizes:
+    """The sizes of a compiled protocol by formula, without building it; the last two widths are those of values.
 
     >>> from annattn.mpc.protocols import Sum
-    >>> Promise.of(Sum(n=9, memory_words=3))
-    Promise(layers=3, heads=3, queries=3, lemma=12816, practical=36, machines=3)
+    >>> PredictedSizes.of(Sum(n=9, memory_words=3))
+    PredictedSizes(layers=3, heads=3, query_width=3, lemma_width=12816, practical_width=36, machines=3)
     """
 
     layers: int
     heads: int
-    queries: int
-    lemma: int
-    practical: int
+    query_width: int
+    lemma_width: int
+    practical_width: int
     machines: int
 
     @classmethod
-    def of(cls, protocol: Protocol) -> "Promise":
-        """For a protocol that is compiled as it is; pass what `with_partners` gives for the improved theorem."""
+    def of(cls, protocol: Protocol) -> "PredictedSizes":
+        """The sizes of this very protocol; for the improved theorem, pass the result of `with_partners`."""
         limits = protocol.limits
         widths = value_widths(limits)
         return cls(
             layers=protocol.rounds + 1,
-            heads=senders_a_head(limits),
-            queries=Identifiers(limits.machines).width,
-            lemma=widths.lemma,
-            practical=widths.built,
+            heads=senders_per_head(limits),
+            query_width=Identifiers(limits.machines).width,
+            lemma_width=widths.lemma,
+            practical_width=widths.built,
             machines=limits.machines,
         )
 
 
 def few_partners_width(partners: int, memory_words: float, *, digits: float, machines: float) -> float:
-    """The lemma's 12·α⁴·ln q slots of Δ numbers, with all that `with_partners` may round up.
+    """The lemma's 12·α⁴·ln q slots of Δ numbers, including all that `with_partners` may round up.
 
     α = k + 1, q ≤ (k + 1)·P machines, Δ = 6 + 2·s' numbers for words of 64 bits and s' = 3s + 32·digits words.
 
@@ -59,6 +59,24 @@ def few_partners_width(partners: int, memory_words: float, *, digits: float, mac
     """
     message = 6 + 2 * (3 * memory_words + 32 * digits)
     return (12 * (partners + 1) ** 4 * math.log((partners + 1) * machines) + 1) * message
+
+
+def size_exponents(
+    predictions: Mapping[int, PredictedSizes], *, heads: tuple[float, str], width: tuple[float, str], at: str = ""
+) -> list[Bound]:
+    """How heads and the lemma's value width, without its factor ln N, grow with N; limits as (exponent, formula).
+
+    >>> from annattn.mpc.protocols import Permute
+    >>> predictions = {n: PredictedSizes.of(Permute(n, memory_words=4)) for n in (16, 64, 256)}
+    >>> [bound.what for bound in size_exponents(predictions, heads=(0, "0"), width=(0, "0"))]
+    ['heads ~ N^', 'value width/ln N ~ N^']
+    """
+    sizes = list(predictions)
+    widths = [predicted.lemma_width / math.log(n) for n, predicted in predictions.items()]
+    return [
+        exponent(f"heads{at}", sizes, [predicted.heads for predicted in predictions.values()], *heads),
+        exponent(f"value width/ln N{at}", sizes, widths, *width),
+    ]
 
 
 def simulate(
@@ -71,9 +89,9 @@ def simulate(
     partners: int | None = None,
     truth: Callable[[Words], Any] | None = None,
 ) -> CompiledProtocol:
-    """Compile, run on every input and compare with the truth, which is the protocol's own run unless given.
+    """Compile a protocol, run it on every input, and compare with the truth: by default, the protocol's own run.
 
-    A size that is not as promised counts as a wrong answer.
+    A size that differs from the prediction counts as a wrong answer.
 
     >>> from annattn.mpc.protocols import Sum
     >>> trials = Trials()
@@ -82,14 +100,14 @@ def simulate(
     (1, 3)
     """
     model = to_transformer(protocol, attention, partners, mode, example=inputs[0])
-    promise, sizes = Promise.of(model.protocol), model.sizes
-    width = promise.lemma if mode == "theorem" else promise.practical
-    as_promised = (sizes.layers, sizes.heads, sizes.query_width) == (
-        promise.layers,
-        promise.heads,
-        promise.queries,
+    predicted, sizes = PredictedSizes.of(model.protocol), model.sizes
+    width = predicted.lemma_width if mode == "theorem" else predicted.practical_width
+    as_predicted = (sizes.layers, sizes.heads, sizes.query_width) == (
+        predicted.layers,
+        predicted.heads,
+        predicted.query_width,
     ) and sizes.value_width == max(width, init_width(model.rows))
     for words in inputs:
         expected = run(protocol, words).output if truth is None else truth(words)
-        trials.add(as_promised and np.array_equal(model.run(words), expected))
+        trials.add(as_predicted and np.array_equal(model.run(words), expected))
     return model

@@ -1,13 +1,13 @@
 """Proposition on Reformer: with a fixed pattern of chunks of size B, an output depends on at most B^L inputs.
 
-So L layers cannot compute SUM while B^L < N: move the inputs the last output does not see, and the sum changes while
-the output stays. One ANNA layer can: with all queries and keys equal and v_i = N·x_i, the average is the sum.
+So L layers cannot compute SUM while B^L < N: change an input that the last output does not see, and the sum changes
+but the output does not. One ANNA layer can: with all queries and keys equal and v_i = N·x_i, the average is the sum.
 
-The experiment takes a Reformer of random element-wise functions, changes every input in turn and counts the outputs
-that change, bit for bit. Random chunks and the widest pattern there is are tried: layer ℓ of the latter joins the
-positions that differ in digit ℓ of base B, so an output sees exactly B^L inputs and the Proposition's count is tight.
-The two inputs that show the error are all 1 and all M outside what the last output sees: T gives both the same answer,
-so on one of them it is off by at least half their difference, (N − B^L)(M − 1)/2.
+The experiment takes a Reformer with random element-wise functions, changes every input in turn, and looks whether the
+last output changes. It tries random chunks and the widest possible pattern. Layer ℓ of the latter joins the positions
+that differ in digit ℓ to base B, so an output sees exactly B^L inputs, and the Proposition's count is tight. Two inputs
+show the error: outside what the last output sees, one is 1 everywhere and the other M. T gives both the same answer, so
+on one of them it is off by at least half their difference, (N − B^L)(M − 1)/2.
 """
 
 import math
@@ -58,8 +58,8 @@ def sum_transformer(n: int) -> Transformer:
 class FixedReformer:
     """Reformer without its sorting: layer ℓ attends by softmax within chunks that are fixed beforehand.
 
-    chunks: for each layer the positions of every chunk, (N/B, B). mixing: for each layer the matrices of its
-    element-wise functions Q = K and V, with a residual and a nonlinearity so that nothing cancels.
+    chunks: for each layer, the positions of every chunk, (N/B, B). mixing: for each layer, the matrices of its
+    element-wise functions Q = K and V. A residual and a nonlinearity make sure that nothing cancels.
     """
 
     chunks: tuple[Tensor, ...]
@@ -76,7 +76,7 @@ class FixedReformer:
 
 
 def random_reformer(n: int, chunk: int, layers: int, *, widest: bool, seed: int, dim: int = 4) -> FixedReformer:
-    """A Reformer with random element-wise functions; chunks are random, or those that see as much as they can.
+    """A Reformer with random element-wise functions; its chunks are random, or those that see the most.
 
     >>> reformer = random_reformer(8, 2, 2, widest=True, seed=0)
     >>> reformer.chunks[1].tolist()
@@ -97,7 +97,7 @@ def random_reformer(n: int, chunk: int, layers: int, *, widest: bool, seed: int,
 
 
 def seen_by_last(reformer: FixedReformer, n: int, seed: int, dim: int = 4) -> NDArray[np.bool_]:
-    """Which inputs the last output depends on: those whose change moves it, everything else kept.
+    """Which inputs the last output depends on: those that change it when they change alone.
 
     >>> seen_by_last(random_reformer(8, 2, 2, widest=True, seed=0), 8, seed=0).nonzero()[0].tolist()
     [4, 5, 6, 7]
@@ -114,7 +114,7 @@ def seen_by_last(reformer: FixedReformer, n: int, seed: int, dim: int = 4) -> ND
 
 
 def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
-    """Proposition on Reformer and the remark after it: B^L inputs at most, and SUM by one ANNA layer.
+    """Proposition on Reformer and the remark after it: at most B^L inputs, and SUM by one ANNA layer.
 
     >>> row("tiny").holds
     True
@@ -169,7 +169,7 @@ def _half_gap(n: int, chunk: int, layers: int) -> float:
 
 
 def _error(reformer: FixedReformer, seen: NDArray[np.bool_]) -> float:
-    """The larger of the errors on the two inputs, 1 or M wherever the last output does not look."""
+    """The larger error on two inputs, which are 1 or M wherever the last output does not look."""
     low = torch.ones(len(seen), 4, dtype=torch.float64)
     high = torch.where(torch.from_numpy(seen)[:, None], low, float(LARGEST))
     errors = [abs(float(reformer(x[None])[0, -1, 0] - x[:, 0].sum())) for x in (low, high)]

@@ -1,4 +1,4 @@
-"""What a row of the table is: what was built, its measured sizes against the theorem's, its outputs against truth."""
+"""A row of the table: what was built, its sizes beside the theorem's, and its outputs beside the right ones."""
 
 import math
 import time
@@ -23,14 +23,14 @@ __all__ = [
 ]
 
 Effort = Literal["tiny", "quick", "full"]
-"""How large the sizes are: for tests, for a minute or two of all rows together, for about ten."""
+"""How large the sizes are: "tiny" for tests, "quick" for a minute or two for all rows, "full" for about ten."""
 
 Progress = Callable[[str], None]
-"""Told what is being done next, in a few words."""
+"""Called with a few words that say what is done next."""
 
 
 class Theorem(Protocol):
-    """What `THEOREMS` holds: builds what a theorem promises, runs it, and compares both size and answers."""
+    """An entry of `THEOREMS`: builds what a theorem promises, runs it, and compares its sizes and its answers."""
 
     def __call__(self, effort: Effort = "quick", progress: Progress = ...) -> "Verdict":
         """Build, run, compare."""
@@ -38,14 +38,14 @@ class Theorem(Protocol):
 
 
 def silent(what: str) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A measured number beside the theorem's, its constant included, and how they must compare.
+    """A measured number, the theorem's number with its constant, and how they must compare.
 
-    `at` tells where it was measured, such as "N = 64"; bounds with the same `what` are the same claim at other sizes.
+    `at` says where it was measured, such as "N = 64". Bounds with the same `what` are one claim at different sizes.
     """
 
     what: str
@@ -57,14 +57,14 @@ class Bound:
 
     @property
     def holds(self) -> bool:
-        """Whether the measured number keeps to the limit; what is not a number does not."""
+        """Whether the measured number keeps to the limit; NaN never does."""
         if self.relation == "=":
             return self.measured == self.limit
         return self.measured <= self.limit if self.relation == "≤" else self.measured >= self.limit
 
     @property
     def slack(self) -> float:
-        """How far the limit is, as a share of it; negative when it is broken."""
+        """The distance to the limit as a share of the limit; negative if it is broken."""
         if not self.holds:
             return -1.0
         return abs(self.limit - self.measured) / max(abs(self.limit), 1e-300)
@@ -96,7 +96,7 @@ def at_least(what: str, measured: float, limit: float, formula: str, at: str = "
 
 
 def exactly(what: str, measured: float, limit: float, formula: str, at: str = "") -> Bound:
-    """The measured number must be this one.
+    """The measured number must equal the limit.
 
     >>> print(exactly("layers", 7, 8, "R + 1"))
     layers 7 ≠ 8 = R + 1
@@ -105,7 +105,7 @@ def exactly(what: str, measured: float, limit: float, formula: str, at: str = ""
 
 
 def exponent(what: str, sizes: Sequence[int], measured: Sequence[float], limit: float, formula: str) -> Bound:
-    """The slope of log(measured) against log(N) by least squares, which must not exceed the theorem's exponent.
+    """The slope of log(measured) over log(N) by least squares, which must not exceed the theorem's exponent.
 
     >>> print(exponent("machines", [16, 64, 256], [4, 8, 16], 0.5, "1 + ε − ε'"))
     machines ~ N^0.5 ≤ 0.5 = 1 + ε − ε'
@@ -118,11 +118,11 @@ def exponent(what: str, sizes: Sequence[int], measured: Sequence[float], limit: 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One row: a theorem, what was built for it at which N, measured against bound, and how many outputs were right.
+    """One row: a theorem, what was built for it and at which N, its bounds, and how many outputs were right.
 
-    sizes: where it was run. planned: where only its sizes are known, from the same formulas that those runs confirm.
-    bounds: sizes with the theorem's constants. exponents: growth over the range of N. inputs, equal: how many inputs
-    were tried, and on how many every output equalled the direct answer.
+    sizes: the N at which it was run. planned: the N at which only its sizes are computed, by formulas that the runs
+    confirm. bounds: sizes, with the theorem's constants. exponents: growth over the range of N. inputs, equal: how many
+    inputs were tried, and on how many of them every output equalled the direct answer.
 
     >>> row = Verdict("Theorem", "a thing", (8,), (), (), inputs=3, equal=2, seconds=0.1)
     >>> row.holds
@@ -142,7 +142,7 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Every output right, on at least one input, and every bound kept."""
+        """Whether at least one input was tried, every output is right, and every bound is kept."""
         return self.inputs > 0 and self.equal == self.inputs and not self.broken
 
     @property
@@ -159,7 +159,7 @@ class Verdict:
         row: dict[str, Any] = asdict(self) | {"holds": self.holds}
         for part in ("bounds", "exponents"):
             row[part] = [
-                # JSON knows no number that is not one.
+                # JSON has no NaN and no infinity.
                 asdict(bound)
                 | {"holds": bound.holds, "measured": bound.measured if math.isfinite(bound.measured) else None}
                 for bound in getattr(self, part)
@@ -168,7 +168,7 @@ class Verdict:
 
 
 class Trials:
-    """Counts the inputs tried and the right answers, from when it is made to when it gives its verdict.
+    """Counts inputs and right answers, and measures the time until the verdict.
 
     >>> trials = Trials()
     >>> trials.add(True)
@@ -181,7 +181,7 @@ class Trials:
         self.start = time.perf_counter()
 
     def add(self, equal: bool | np.bool_) -> None:
-        """One more input, and whether every output for it equalled the direct answer."""
+        """Count one more input, and whether every output for it equalled the direct answer."""
         self.inputs += 1
         self.equal += bool(equal)
 

@@ -1,3 +1,3 @@
-"""Parts that protocols are put together from: stages in a row, sorting, trees, and sort-scan-send."""
+"""Parts that protocols are made of: stages in a row, sorting, trees, and matching by key."""
 
 __all__ = []

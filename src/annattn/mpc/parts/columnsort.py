@@ -1,16 +1,17 @@
-"""Sorting in constantly many rounds by Leighton's columnsort, applied to itself where one machine is too small.
+"""Sorting in a constant number of rounds by Leighton's columnsort, nested where one machine is too small.
 
-A column is a machine of r records. To sort r·c records in c columns with r ≥ 2(c-1)², c dividing r and r even: sort the
-columns, transpose, sort, untranspose, sort, shift by half a column, sort, shift back. Destinations do not depend on the
-data and every machine always holds at most r records, whatever the keys: that is the proof of its loads. A group of c
-machines sorted this way is itself a column of r·c records, so c' groups can be sorted in the same way if
-r·c ≥ 2(c'-1)²; the move that ends an inner sort and the move that follows it outside are one move. With d levels that
-makes 4^d rounds for up to about r^(1.5^d) records: for s = N^ε a constant, 4^⌈log_1.5(1/ε)⌉ up to rounding, the paper's
-Lemma "MPC Sorting".
+A column is a machine of r records. To sort r·c records in c columns, with r ≥ 2(c-1)², c dividing r and r even: sort
+the columns, transpose, sort, untranspose, sort, shift by half a column, sort, shift back. Destinations do not depend on
+the data, and every machine always holds at most r records, whatever the keys. That bounds the loads.
 
-The shift is cyclic: the half columns at both ends share one column. By the 0-1 principle at most (c-1)² ≤ r/2
-consecutive positions are out of order by then, so one of the two halves is constant there and neither can change.
-Records that are missing are taken to be larger than all others: they fill the end of every column without being sent.
+A group of c machines sorted this way is itself a column of r·c records, so c' groups can be sorted in the same way if
+r·c ≥ 2(c'-1)². The move that ends an inner sort and the outer move that follows it are one move. With d levels that
+makes 4^d rounds for up to about r^(1.5^d) records. For s = N^ε this is a constant, 4^⌈log_1.5(1/ε)⌉ up to rounding: the
+paper's Lemma "MPC Sorting".
+
+The shift is cyclic: the half columns at both ends share one column. By the 0-1 principle, at most (c-1)² ≤ r/2
+consecutive positions are out of order by then. So one of the two halves is constant there, and neither can change.
+Missing records count as larger than all others: they fill the end of every column without being sent.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,17 +24,17 @@ import numpy as np
 from annattn.errors import InputError
 from annattn.mpc.model import Mail, Numbers
 from annattn.mpc.order import order_within
-from annattn.mpc.parts.stages import slots
+from annattn.mpc.parts.stages import index_within
 
 __all__ = ["LEVELS", "Columnsort", "can_sort", "in_order", "plan_sort"]
 
 LEVELS = 3
-"""Levels of recursion allowed: at most 4^3 = 64 rounds. Memory that needs more is refused."""
+"""The most levels of recursion: at most 4^3 = 64 rounds. Memory that would need more is refused."""
 
 
 @dataclass(frozen=True)
 class Columnsort:
-    """How to sort: `rows` records a machine, and how many columns there are at each level, innermost first.
+    """How to sort: `rows` records per machine, and the number of columns at each level, innermost first.
 
     >>> plan = plan_sort(n=1000, capacity=200)
     >>> plan.rows, plan.columns, plan.machines, plan.rounds
@@ -45,7 +46,7 @@ class Columnsort:
 
     @property
     def machines(self) -> int:
-        """Machines that hold records, the product of the columns at all levels."""
+        """The number of machines that hold records: the product of the columns at all levels."""
         return prod(self.columns)
 
     @property
@@ -54,18 +55,19 @@ class Columnsort:
         return 4 ** len(self.columns)
 
     def step(self, i: int, mail: Mail, keys: Sequence[int]) -> Mail:
-        """Round i: every machine sorts its records by the key columns and sends each where the plan says.
+        """Round i: every machine sorts its records by the key columns and sends each one where the plan says.
 
-        The keys must tell all records apart. After the last round machine j holds the ranks j·rows … (j+1)·rows - 1, in
-        no particular order: `in_order` puts them right.
+        No two records may have the same keys. After the last round machine j holds the ranks j·rows … (j+1)·rows - 1 in
+        no particular order; `in_order` sorts them.
         """
         mail = in_order(mail, keys)
-        position = self.moved(i, mail.dest * self.rows + slots(mail.dest))
+        position = self.moved(i, mail.dest * self.rows + index_within(mail.dest))
         return Mail(position // self.rows, mail.dest, mail.words)
 
     def moved(self, i: int, position: Numbers) -> Numbers:
         """Where round i sends the record at each position."""
-        # Round i ends the sorts of all levels whose four moves are through: digits of i in base 4, lowest level first.
+        # The digits of i in base 4, lowest level first. A digit of 3 is the last move of its level, and the next level
+        # moves along with it.
         size, digit = self.rows, i
         for columns in self.columns:
             position = _move(digit % 4, position, size, columns)
@@ -97,7 +99,7 @@ def _move(kind: int, position: Numbers, rows: int, columns: int) -> Numbers:
 
 @lru_cache(maxsize=4096)
 def plan_sort(n: int, capacity: int) -> Columnsort:
-    """The plan with fewest rounds, and among those fewest machines, to sort n records, at most `capacity` a machine."""
+    """The plan to sort n records, at most `capacity` per machine, in the fewest rounds, then on the fewest machines."""
     if capacity >= max(n, 1):
         return Columnsort(max(n, 1), ())
     for levels in range(1, LEVELS + 1):
@@ -109,7 +111,7 @@ def plan_sort(n: int, capacity: int) -> Columnsort:
 
 
 def can_sort(n: int, capacity: int) -> bool:
-    """Whether n records can be sorted with at most `capacity` a machine."""
+    """Whether n records can be sorted with at most `capacity` per machine."""
     if capacity < 1:
         return False
     try:
@@ -123,7 +125,7 @@ def _plans(n: int, capacity: int, levels: int) -> Iterator[Columnsort]:
     for inner in _inner(capacity, levels - 1):
         lowest = max(2, -(-n // (capacity * prod(inner))))
         highest = 1 + isqrt(capacity * prod(inner) // 2)
-        # More columns than needed may divide the rows better; the fewest that fit are wanted.
+        # The fewest columns may not divide the rows well; take the first number that fits.
         for outer in range(lowest, highest + 1):
             columns = (*inner, outer)
             rows = _rows(n, columns)
@@ -142,7 +144,7 @@ def _inner(capacity: int, levels: int) -> Iterable[tuple[int, ...]]:
 
 
 def _rows(n: int, columns: tuple[int, ...]) -> int:
-    """The fewest rows a machine that hold n records and make every level a valid columnsort."""
+    """The fewest rows per machine that hold n records and make every level a valid columnsort."""
     least, multiple, inside = -(-n // prod(columns)), 2, 1
     for c in columns:
         least = max(least, -(-2 * (c - 1) ** 2 // inside))

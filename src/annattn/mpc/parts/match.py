@@ -1,7 +1,7 @@
 """Bringing together records that share a key: sort them, tell each machine what came before it, send answers.
 
-This is how a record learns about others of its key without any machine that holds a whole key: a key may be shared
-by one record or by all of them.
+So a record learns about the others with its key, though no machine need hold all of them: a key may belong to a single
+record or to all records.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +19,9 @@ Answer = Callable[[Mail, Words], Mail]
 class Match:
     """Sort at most n records by `keys`, scan their summaries, answer: 4^d + 2·depth + 1 rounds.
 
-    A machine holds `rows` records of `width` words and room for one summary. `prepare` makes the records from the mail
-    the first round finds (and must leave each machine at most `rows`); `answer` gets the sorted records and, for each,
-    the summary of all earlier machines.
+    A machine holds `rows` records of `width` words and has room for one summary. `prepare` turns the mail of the first
+    round into records, at most `rows` per machine. `answer` gets the sorted records and, for each of them, the summary
+    of all earlier machines.
     """
 
     def __init__(self, *, n: int, width: int, keys: Sequence[int], summary: Summary, memory_words: int) -> None:
@@ -41,18 +41,18 @@ class Match:
 
     @classmethod
     def fits(cls, *, n: int, width: int, length: int, memory_words: int) -> bool:
-        """Whether machines of this memory can do it."""
+        """Whether machines with this memory can do it."""
         room = Scan.fits(width=width, length=length, memory_words=memory_words)
         return room and can_sort(n, cls._capacity(width, length, memory_words))
 
     @property
     def rows(self) -> int:
-        """Records a machine holds."""
+        """Records per machine."""
         return self.sort.rows
 
     @property
     def machines(self) -> int:
-        """Machines that sort and machines of the tree."""
+        """The machines that sort and those of the tree."""
         return self.sort.machines + self.scan.tree.machines
 
     @property

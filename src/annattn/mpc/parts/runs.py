@@ -1,4 +1,4 @@
-"""What a run of records with equal keys has in common, when it may start on one machine and end on another."""
+"""Summaries of runs of records with equal keys; a run may start on one machine and end on another."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ import numpy as np
 from annattn.mpc.model import Mail, Numbers, Words, real_words, word_reals
 from annattn.mpc.parts.tree import Summary
 
-__all__ = ["Heads", "Runs", "Sums", "run_starts"]
+__all__ = ["FirstRecords", "RunSummary", "RunSums", "run_starts"]
 
 
 def run_starts(mail: Mail, keys: Sequence[int]) -> tuple[Numbers, Numbers]:
-    """Where runs of equal keys on one machine start, and the run each record of sorted mail belongs to.
+    """Where runs of equal keys on one machine start, and the run of each record of sorted mail.
 
     >>> words = np.array([[4], [4], [6]], dtype=np.uint64)
     >>> run_starts(Mail([0, 0, 0], [0, 0, 0], words), [0])
@@ -25,8 +25,8 @@ def run_starts(mail: Mail, keys: Sequence[int]) -> tuple[Numbers, Numbers]:
     return np.flatnonzero(new), np.cumsum(new) - 1
 
 
-class Runs(Summary):
-    """The last run of a machine: (1, the run's key, what is known of it), for records sorted by their keys."""
+class RunSummary(Summary):
+    """The last run of a machine, for records sorted by their keys: (1, the run's key, what is known about it)."""
 
     def __init__(self, keys: Sequence[int], body: int) -> None:
         self.keys = list(keys)
@@ -36,11 +36,11 @@ class Runs(Summary):
 
     @abstractmethod
     def bodies(self, mail: Mail, starts: Numbers) -> Words:
-        """What is known of each run from its records on one machine."""
+        """What is known about each run from its records on one machine."""
 
     @abstractmethod
     def merge(self, left: Words, right: Words) -> Words:
-        """What is known of runs of which the left part is on earlier machines."""
+        """What is known about runs whose left part is on earlier machines."""
 
     def of(self, mail: Mail) -> tuple[Numbers, Words]:
         """The last run of each machine."""
@@ -54,7 +54,7 @@ class Runs(Summary):
         return machine[last], summary
 
     def combine(self, left: Words, right: Words) -> Words:
-        """The right run, with the left one before it if it is the same: in sorted records nothing lies between."""
+        """The right run, joined with the left one if both have the same key: in sorted records nothing lies between."""
         present = (left[:, 0] > 0) & (right[:, 0] > 0)
         same = present & (left[:, self.key] == right[:, self.key]).all(axis=1)
         out = np.where(right[:, :1] > 0, right, left)
@@ -62,7 +62,7 @@ class Runs(Summary):
         return out
 
     def known(self, mail: Mail, carried: Words) -> Words:
-        """For each record what is known of its run, on its machine and on all before it."""
+        """For each record, what is known about its run from its own machine and all earlier ones."""
         starts, run = run_starts(mail, self.keys)
         bodies = self.bodies(mail, starts)
         before = carried[starts]
@@ -72,7 +72,7 @@ class Runs(Summary):
         return bodies[run]
 
 
-class Heads(Runs):
+class FirstRecords(RunSummary):
     """The first record of each run, without its key."""
 
     def __init__(self, keys: Sequence[int], columns: Sequence[int]) -> None:
@@ -84,12 +84,12 @@ class Heads(Runs):
         return mail.words[starts][:, self.columns]
 
     def merge(self, left: Words, right: Words) -> Words:
-        """The earlier head."""
+        """The earlier record."""
         return left
 
 
-class Sums(Runs):
-    """The sums of real columns over each run, added up from left to right in float64."""
+class RunSums(RunSummary):
+    """The sums of real columns over each run, added from left to right in float64."""
 
     def __init__(self, keys: Sequence[int], columns: slice) -> None:
         super().__init__(keys, columns.stop - columns.start)

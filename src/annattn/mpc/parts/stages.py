@@ -1,4 +1,4 @@
-"""Protocols made of stages that run one after the other."""
+"""Protocols that are stages in a row, and small tools for mail."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,20 +7,20 @@ import numpy as np
 
 from annattn.mpc.model import Mail, Numbers, Protocol, Words
 
-__all__ = ["Stage", "Staged", "Step", "fold", "join_mail", "least_memory", "slots", "to_self", "unfold"]
+__all__ = ["Stage", "Staged", "Step", "fold", "index_within", "join_mail", "least_memory", "to_self", "unfold"]
 
 Step = Callable[[int, Mail], Mail]
 
 
 class Stage(NamedTuple):
-    """Some rounds of a protocol: `step(i, mail)` is its i-th round, counted from the stage's own beginning."""
+    """Some rounds of a protocol: `step(i, mail)` is round i of the stage, counted from 0."""
 
     rounds: int
     step: Step
 
 
 class Staged(Protocol):
-    """A protocol that is its stages in a row; each stage finds in its mail what the one before it sent."""
+    """A protocol that runs its stages one after the other; each gets the mail that the one before it sent."""
 
     stages: tuple[Stage, ...]
 
@@ -30,7 +30,7 @@ class Staged(Protocol):
         return sum(stage.rounds for stage in self.stages)
 
     def step(self, round: int, mail: Mail) -> Mail:  # noqa: A002 - the model's word
-        """The round of the stage that it falls into."""
+        """The step of the stage that this round belongs to."""
         i = round
         for stage in self.stages:
             if i < stage.rounds:
@@ -39,10 +39,10 @@ class Staged(Protocol):
         raise IndexError(f"round {round} of {self.rounds}")
 
 
-def slots(machine: Numbers) -> Numbers:
-    """For delivered mail, the number of each record in its machine's inbox.
+def index_within(machine: Numbers) -> Numbers:
+    """The index of each record within its machine's inbox, or of each entry within its run of equal numbers.
 
-    >>> slots(np.array([0, 0, 4, 4, 4]))
+    >>> index_within(np.array([0, 0, 4, 4, 4]))
     array([0, 1, 0, 1, 2])
     """
     if len(machine) == 0:
@@ -53,12 +53,12 @@ def slots(machine: Numbers) -> Numbers:
 
 
 def to_self(mail: Mail, words: Words) -> Mail:
-    """What machines send when each keeps these words, one record for each record of its mail."""
+    """What machines send to keep these words, one record for each record of their mail."""
     return Mail(mail.dest, mail.dest, words)
 
 
 def join_mail(*parts: Mail) -> Mail:
-    """Mail of equal width put together; a sender's records keep the order of the parts, and empty parts do not count.
+    """Mail of equal width as one; a sender's records keep the order of the parts. Empty parts may have any width.
 
     >>> join_mail(Mail([0], [1], [[5]]), Mail([2], [1], [[6]])).words.ravel()
     array([5, 6], dtype=uint64)
@@ -74,7 +74,7 @@ def join_mail(*parts: Mail) -> Mail:
 
 
 def fold(rows: Words, width: int) -> Words:
-    """Rows of any length as records of `width` words, ⌈length / width⌉ of them a row, the last filled with zeros.
+    """Rows of any length as records of `width` words, ⌈length / width⌉ per row, the last one padded with zeros.
 
     >>> fold(np.array([[1, 2, 3]], dtype=np.uint64), 2)
     array([[1, 2], [3, 0]], dtype=uint64)
@@ -96,7 +96,7 @@ def unfold(records: Words, length: int) -> Words:
 
 
 def least_memory(fits: Callable[[int], bool]) -> int:
-    """The smallest number of words that fits, for a condition that stays true once it is.
+    """The smallest number of words that fits, for a condition that stays true for all larger numbers.
 
     >>> least_memory(lambda words: words * words >= 50)
     8

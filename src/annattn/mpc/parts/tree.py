@@ -1,7 +1,7 @@
-"""Trees of machines: combining one summary a machine, and telling every machine what came before it.
+"""Trees of machines: combining one summary per machine, and telling every machine what came before it.
 
-The leaves are machines 0 … leaves-1 and hold data; the nodes are further machines, so that a node's work is never
-added to a leaf's load. While a tree works, each leaf mails its data to itself; a record from elsewhere is the tree's.
+The leaves are machines 0 … leaves-1 and hold data. The nodes are further machines, so a node's work never adds to a
+leaf's load. While a tree works, each leaf mails its data to itself; a record from another machine belongs to the tree.
 """
 
 from abc import ABC, abstractmethod
@@ -10,16 +10,26 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from annattn.mpc.model import Mail, Numbers, Words
-from annattn.mpc.parts.stages import fold, join_mail, slots, unfold
+from annattn.mpc.parts.stages import fold, index_within, join_mail, unfold
 
-__all__ = ["Combine", "Scan", "Summary", "Tree", "exclusive_scan", "reduce_groups"]
+__all__ = [
+    "Combine",
+    "Scan",
+    "Summary",
+    "Tree",
+    "children_of",
+    "exclusive_scan",
+    "reduce_groups",
+    "tree_depth",
+    "tree_rounds",
+]
 
 Combine = Callable[[Words, Words], Words]
-"""Two arrays of summaries, the left ones earlier, to the array of their combinations; must be associative."""
+"""Combines two arrays of summaries, of which the left ones are earlier; must be associative."""
 
 
 class Tree:
-    """A tree of arity a over `leaves` machines, whose nodes start at machine `base`.
+    """A tree of arity a over `leaves` machines; its nodes are the machines from `base`.
 
     >>> tree = Tree(leaves=10, arity=3, base=10)
     >>> tree.sizes, tree.depth, tree.machines
@@ -34,16 +44,16 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """Levels above the leaves: ⌈log_a(leaves)⌉."""
+        """The number of levels above the leaves: ⌈log_a(leaves)⌉."""
         return len(self.sizes) - 1
 
     @property
     def machines(self) -> int:
-        """Machines besides the leaves."""
+        """The number of machines besides the leaves."""
         return sum(self.sizes[1:])
 
     def first(self, level: int) -> int:
-        """The first machine of a level; level 0 are the leaves."""
+        """The first machine of a level; the leaves are level 0."""
         return 0 if level == 0 else self.base + sum(self.sizes[1:level])
 
     def level(self, machine: Numbers) -> Numbers:
@@ -52,30 +62,47 @@ class Tree:
         return np.searchsorted(firsts, machine, side="right")
 
     def parent(self, level: int, machine: Numbers) -> Numbers:
-        """The machines above the given machines of one level."""
+        """The parents of the given machines of one level."""
         return self.first(level + 1) + (machine - self.first(level)) // self.arity
+
+    def children(self, level: int, machine: Numbers) -> tuple[Numbers, Numbers]:
+        """Pairs (index of a given machine, a machine below it), for given machines of one level."""
+        which, child = children_of(machine - self.first(level), self.sizes[level - 1], self.arity)
+        return which, child + self.first(level - 1)
+
+
+def children_of(node: Numbers, below: int | Numbers, arity: int) -> tuple[Numbers, Numbers]:
+    """Pairs (index of a node, its child), where a node's tree has `below` nodes one level down.
+
+    >>> children_of(np.array([0, 1]), below=5, arity=3)
+    (array([0, 0, 0, 1, 1]), array([0, 1, 2, 3, 4]))
+    """
+    first = node * arity
+    count = np.clip(below - first, 0, arity)
+    which = np.repeat(np.arange(len(node)), count)
+    return which, first[which] + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
 
 
 class Summary(ABC):
-    """What a machine tells about its records to those after it: some words, all zero for nothing at all."""
+    """What a machine tells later ones about its records, as some words; all zeros mean nothing."""
 
     length: int
 
     @abstractmethod
     def of(self, mail: Mail) -> tuple[Numbers, Words]:
-        """The machines that have mail, in order, and the summary of each."""
+        """The machines that have mail, in order, and their summaries."""
 
     @abstractmethod
     def combine(self, left: Words, right: Words) -> Words:
-        """The summaries of two stretches of machines, the left ones earlier, as those of both; associative."""
+        """Summaries of two neighbouring ranges of machines, the left one earlier, as one summary; associative."""
 
 
 class Scan:
-    """Give every leaf the combination of the summaries of all leaves before it, in 2·depth rounds.
+    """Give every leaf the combined summary of all leaves before it, in 2·depth rounds.
 
-    A summary of `length` words travels as `folds` records of the width of the data. A node holds the summaries of its
-    children and, on the way down, one more from its parent: (arity + 1) · folds · width ≤ s. A leaf needs room for
-    `folds` records besides its data.
+    A summary of `length` words travels as `folds` records, each as wide as the data. A node holds the summaries of its
+    children and, on the way down, one from its parent: (arity + 1) · folds · width ≤ s. A leaf needs room for `folds`
+    records besides its data.
     """
 
     def __init__(self, *, leaves: int, width: int, length: int, memory_words: int, base: int) -> None:
@@ -95,7 +122,7 @@ class Scan:
         return 2 * self.tree.depth
 
     def step(self, i: int, mail: Mail, summary: Summary) -> Mail:
-        """Round i of both ways."""
+        """Round i, first up the tree and then down."""
         tree = self.tree
         level = tree.level(mail.dest)
         keep = mail.take(level == 0)
@@ -125,7 +152,7 @@ class Scan:
         if down:
             before = unfold(held.take(from_above).words, self.length) if above is not None else None
             carried = exclusive_scan(child_of, summaries, combine, before)
-            children = (child_of - tree.first(depth)) * tree.arity + slots(child_of) + tree.first(depth - 1)
+            children = (child_of - tree.first(depth)) * tree.arity + index_within(child_of) + tree.first(depth - 1)
             parts.append(self._send(child_of, children, carried))
         elif i < 2 * top - depth:
             parts.append(Mail(own.dest, own.dest, own.words))
@@ -135,7 +162,7 @@ class Scan:
         return Mail(np.repeat(dest, self.folds), np.repeat(src, self.folds), fold(summaries, self.width))
 
     def receive(self, mail: Mail) -> tuple[Mail, Words]:
-        """A leaf's own records, and for each of them what its machine was told: zeros for the first machine."""
+        """The leaves' own records, and for each the summary its machine was told; zeros on the first machine."""
         if self.tree.depth == 0:
             return mail, np.zeros((len(mail), self.length), np.uint64)
         told = mail.take(mail.src != mail.dest)
@@ -146,13 +173,13 @@ class Scan:
 
 
 def reduce_groups(group: Numbers, rows: Words, combine: Combine) -> tuple[Numbers, Words]:
-    """Each group's rows combined in order; groups are runs of equal numbers.
+    """The rows of each group combined in order; a group is a run of equal numbers.
 
     >>> add = lambda left, right: left + right
     >>> reduce_groups(np.array([3, 3, 5]), np.array([[1], [2], [4]], dtype=np.uint64), add)
     (array([3, 5]), array([[3], [4]], dtype=uint64))
     """
-    slot = slots(group)
+    slot = index_within(group)
     first = np.flatnonzero(slot == 0)
     total = rows[first].copy()
     index = np.cumsum(slot == 0) - 1
@@ -163,13 +190,13 @@ def reduce_groups(group: Numbers, rows: Words, combine: Combine) -> tuple[Number
 
 
 def exclusive_scan(group: Numbers, rows: Words, combine: Combine, before: Words | None = None) -> Words:
-    """For each row the combination of its group's earlier rows, after its group's row in `before`; zeros are nothing.
+    """For each row, the row of its group in `before` combined with the group's earlier rows; zeros mean nothing.
 
     >>> add = lambda left, right: left + right
     >>> exclusive_scan(np.array([3, 3, 5]), np.array([[1], [2], [4]], dtype=np.uint64), add).ravel()
     array([0, 1, 0], dtype=uint64)
     """
-    slot = slots(group)
+    slot = index_within(group)
     index = np.cumsum(slot == 0) - 1
     groups = int(index[-1]) + 1 if len(index) else 0
     so_far = np.zeros((groups, rows.shape[1]), np.uint64) if before is None else before.copy()
@@ -181,10 +208,31 @@ def exclusive_scan(group: Numbers, rows: Words, combine: Combine, before: Words 
 
 
 def _by_slot(slot: Numbers) -> Iterator[tuple[int, Numbers]]:
-    """The records with slot 0, then those with slot 1, and so on: one vectorised step for all groups each."""
+    """The records at index 0 of their groups, then those at index 1, and so on: each for all groups at once."""
     order = np.argsort(slot, kind="stable")
     ends = np.cumsum(np.bincount(slot)) if len(slot) else []
     start = 0
     for position, end in enumerate(ends):
         yield position, order[start:end]
         start = int(end)
+
+
+def tree_rounds(n: int, arity: int) -> int:
+    """max(1, ⌈log_a n⌉), in integers.
+
+    >>> tree_rounds(16, 4), tree_rounds(17, 4)
+    (2, 3)
+    """
+    return max(1, tree_depth(n, arity))
+
+
+def tree_depth(leaves: int, arity: int) -> int:
+    """⌈log_a leaves⌉, in integers.
+
+    >>> tree_depth(1, 4), tree_depth(16, 4), tree_depth(17, 4)
+    (0, 2, 3)
+    """
+    depth, reach = 0, 1
+    while reach < leaves:
+        depth, reach = depth + 1, reach * arity
+    return depth

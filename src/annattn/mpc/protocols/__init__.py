@@ -1,4 +1,4 @@
-"""Protocols, one a file: `PROTOCOLS` lists them by name. To add one, write a `Problem` and add its line."""
+"""Protocols, one per file: `PROTOCOLS` lists them by name. To add one, write a `Problem` and add its line."""
 
 from annattn.mpc.protocols.anna import AnnaAttention
 from annattn.mpc.protocols.broadcast import Broadcast
@@ -12,7 +12,7 @@ from annattn.mpc.protocols.permute import Permute
 from annattn.mpc.protocols.prefix_sum import PrefixSum
 from annattn.mpc.protocols.problem import Problem
 from annattn.mpc.protocols.sort import Sort
-from annattn.mpc.protocols.sums import Sum
+from annattn.mpc.protocols.sum import Sum
 from annattn.mpc.protocols.three_sum import ThreeSum
 
 PROTOCOLS: dict[str, type[Problem]] = {

@@ -16,12 +16,13 @@ Hasher = Callable[[NDArray[np.float64]], ArrayLike]
 
 
 class AnnaAttention(CollisionAttention):
-    """out_i = Σ_j c_ij v_j / Σ_j c_ij, c_ij the tables where query i and key j share a bucket, or zeros.
+    """out_i = Σ_j c_ij v_j / Σ_j c_ij, where c_ij counts the tables in which query i and key j share a bucket.
 
-    4^d + 2·depth + 3 rounds. The input is `encode(query, key, value)`. Without a hasher, query and key are integer
-    bucket codes (n, tables), hashed elsewhere. With `hasher`, a function of rows (n, dim) to codes (n, tables) that
-    treats rows one by one, they are real rows and every machine hashes its own: the theorem's shared random seeds.
-    The paper needs O(N^(1+ε-ε'+3ρ)) machines for ℓ = N^(3ρ) tables; here 2ℓN records of value_dim + 4 words.
+    A query that meets no key gets zeros. It takes 4^d + 2·depth + 3 rounds. The input is `encode(query, key, value)`.
+    Without a hasher, query and key are integer bucket codes (n, tables) that were computed elsewhere. With `hasher`, a
+    function from rows (n, dim) to codes (n, tables) that treats each row by itself, they are real rows and every
+    machine hashes its own: the theorem's shared random seeds. The paper needs O(N^(1+ε-ε'+3ρ)) machines for ℓ = N^(3ρ)
+    tables; here there are 2ℓN records of value_dim + 4 words.
 
     >>> from annattn.mpc import run
     >>> attention = AnnaAttention(n=2, memory_words=40, tables=2, value_dim=1)
@@ -39,7 +40,7 @@ class AnnaAttention(CollisionAttention):
         dim: int | None = None,
     ) -> None:
         if (hasher is None) != (dim is None):
-            raise InputError("dim", given=dim, expected="the length of a row with a hasher, None without")
+            raise InputError("dim", given=dim, expected="the length of a row if there is a hasher, else None")
         if hasher is not None and not callable(hasher):
             raise InputError("hasher", given=repr(hasher), expected="a function of rows to codes")
         n, memory_words = self._require(n, memory_words, tables=tables, value_dim=value_dim, dim=dim)
@@ -51,14 +52,14 @@ class AnnaAttention(CollisionAttention):
 
     @classmethod
     def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:
-        """Whether the records of one token fit a machine and all can be sorted."""
+        """Whether one token's records fit into a machine and all records can be sorted."""
         tables, values = (whole(name, parameters.get(name, 1)) for name in ("tables", "value_dim"))
         side = parameters.get("dim")
         side = tables if side is None else whole("dim", side)
         return cls._enough(n, memory_words, 2, values, tables, 2 * side + values)
 
     def encode(self, query: ArrayLike, key: ArrayLike, value: ArrayLike) -> Words:
-        """Bucket codes, or real rows if there is a hasher, and values as the protocol's input."""
+        """The protocol's input: bucket codes, or real rows if there is a hasher, and values."""
         sides = []
         for name, given in (("query", query), ("key", key)):
             if self.hasher is not None:

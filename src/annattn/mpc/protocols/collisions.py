@@ -1,12 +1,11 @@
-"""Attention over collisions: every query gets the sums and counts of the keys it shares a bucket with.
+"""What ExactMatchAttention and AnnaAttention share: a query gets the sums and counts of the keys in its buckets.
 
-The shared part of ExactMatchAttention and AnnaAttention. Where the paper sorts queries and keys apart, lets
-"meta-information" machines introduce a bucket's queries to its keys, and sends the values back down the tree of the
-queries, here queries and keys are sorted together, keys first in every bucket: the tree that carries a bucket's sums
-and counts to the machines after it is meta-information and way back in one, needs no hashing of buckets to machines
-and so cannot fail.
+The paper sorts queries and keys separately, lets "meta-information" machines introduce a bucket's queries to its keys,
+and sends the values down the tree of the queries. Here queries and keys are sorted together, keys first in every
+bucket, and a single tree carries a bucket's sums and counts to the machines after it. So no buckets are hashed to
+machines, and nothing can fail.
 
-Real values travel as float64 bit patterns and are added up in float64, in an order that depends only on n and s. The
+Real values travel as float64 bit patterns and are added in float64, in an order that depends only on n and s. The
 result differs from the exact mean of m numbers by at most (m + 1)·2^-53 times the mean of their absolute values.
 """
 
@@ -20,21 +19,21 @@ from annattn.errors import InputError
 from annattn.mpc.model import Limits, Mail, Words, real_words, spread, word_reals
 from annattn.mpc.order import order_within
 from annattn.mpc.parts.match import Match
-from annattn.mpc.parts.runs import Sums
-from annattn.mpc.parts.stages import Stage, join_mail, slots
+from annattn.mpc.parts.runs import RunSums
+from annattn.mpc.parts.stages import Stage, index_within, join_mail
+from annattn.mpc.parts.tree import tree_depth
 from annattn.mpc.protocols.problem import Problem
-from annattn.mpc.protocols.sums import tree_depth
 
 __all__ = ["CollisionAttention", "as_reals"]
 
 QUERY = np.uint64(2**63)
-"""Set in the tag of a query record; the rest of a tag is the token's place."""
+"""The bit of a tag that marks a query; the rest of a tag is the token's place."""
 
 
 class CollisionAttention(Problem):
-    """n tokens of a query, a key and a value; a record is (bucket, tag, value, count), for keys and for queries.
+    """Each of n tokens has a query, a key and a value; a record, of a key or a query, is (bucket, tag, value, count).
 
-    Rounds: 1 to deal the records out, 4^d + 2·depth + 1 to match them, 1 to divide.
+    Rounds: 1 to deal out the records, 4^d + 2·depth + 1 to match them, 1 to divide.
     """
 
     bound = "O(1/(ε'-ε)), Theorems MPC simulates EMA and MPC simulates ANNA"
@@ -48,7 +47,7 @@ class CollisionAttention(Problem):
         self.input_width = self.row_words
         bucket, values = self.bucket_words, self.value_dim
         width = _record(bucket, values)
-        self.sums = Sums(keys=range(bucket), columns=slice(bucket + 1, width))
+        self.sums = RunSums(keys=range(bucket), columns=slice(bucket + 1, width))
         self.match = Match(
             n=2 * self.tables * n,
             width=width,
@@ -64,13 +63,13 @@ class CollisionAttention(Problem):
     def _enough(cls, n: int, memory_words: int, bucket: int, values: int, tables: int, row: int) -> bool:
         width = _record(bucket, values)
         room = memory_words >= _token(bucket, values, tables, row)
-        # The summary of a run: how many there are, its bucket, its sums and count.
+        # The summary of a run: whether there is one, its bucket, its sums and its count.
         length = 1 + bucket + values + 1
         return room and Match.fits(n=2 * tables * n, width=width, length=length, memory_words=memory_words)
 
     @abstractmethod
     def _buckets(self, rows: Words) -> tuple[Words, Words, NDArray[np.bool_], NDArray[np.bool_]]:
-        """Buckets of queries and of keys, each (rows, tables, bucket words), and which rows have any."""
+        """Buckets of queries and of keys, both (rows, tables, bucket words), and which rows have a bucket at all."""
 
     def round_formula(self) -> int:
         """4^d + 2⌈log_a ⌈2ℓn / rows⌉⌉ + 3, with a = ⌊s / summary⌋ - 1."""
@@ -80,12 +79,12 @@ class CollisionAttention(Problem):
         return 4 ** len(self.match.sort.columns) + 2 * depth + 3
 
     def scatter(self, words: Words) -> Mail:
-        """As many tokens a machine as it can make records for."""
+        """As many tokens per machine as it can make records for."""
         return spread(words, self.held)
 
     def _deal(self, i: int, mail: Mail) -> Mail:
         queries, keys, has_query, has_key = self._buckets(mail.words)
-        place = mail.dest * self.held + slots(mail.dest)
+        place = mail.dest * self.held + index_within(mail.dest)
         value = np.zeros((len(mail), self.value_dim + 1), np.uint64)
         parts = []
         for side, buckets, present in ((0, keys, has_key), (1, queries, has_query)):
@@ -96,7 +95,7 @@ class CollisionAttention(Problem):
             else:
                 value = np.zeros_like(value)
             for table in range(self.tables):
-                # Records are numbered by (token, side, table) and dealt in that order, `rows` to a machine.
+                # Records are numbered by (token, side, table) and dealt out in that order, `rows` per machine.
                 number = (place * 2 + side) * self.tables + table
                 words = np.column_stack([buckets[:, table], tag, value])
                 parts.append(Mail(number // self.match.rows, mail.dest, words).take(present))
@@ -115,7 +114,7 @@ class CollisionAttention(Problem):
 
     def _divide(self, i: int, mail: Mail) -> Mail:
         mail = mail.take(order_within(mail.dest, [mail.words[:, 0]]))
-        # Keep the tables of a token in the order in which they came, so that sums are the same on every engine.
+        # A token's tables stay in the order in which they arrived, so that sums are the same on every engine.
         starts = np.flatnonzero(np.append(True, mail.words[1:, 0] != mail.words[:-1, 0]))
         total = np.add.reduceat(word_reals(mail.words[:, 1:]), starts, axis=0)
         count = total[:, -1:]
@@ -131,7 +130,7 @@ class CollisionAttention(Problem):
         return out
 
     def agrees(self, output: Any, expected: Any) -> bool:
-        """Within (n·tables + 1)·2^-53 times the largest value, and a hair for the oracle's own rounding."""
+        """Equal up to (n·tables + 1)·2^-53 times the largest value, times 4 for the oracle's own rounding."""
         scale = np.abs(expected).max(initial=1.0)
         return np.allclose(output, expected, rtol=0, atol=4 * (self.n * self.tables + 1) * 2.0**-53 * scale)
 
@@ -141,12 +140,12 @@ def _record(bucket: int, values: int) -> int:
 
 
 def _token(bucket: int, values: int, tables: int, row: int) -> int:
-    """Words a token needs at its home: its row, the records it sends, the answers it receives."""
+    """The words a token needs on its machine: its row, then the records it sends, then the answers it receives."""
     return max(row, 2 * tables * _record(bucket, values), tables * (values + 2))
 
 
 def as_reals(name: str, array: ArrayLike, n: int, dim: int) -> NDArray[np.float64]:
-    """A float64 matrix of the given shape, or an error that says so."""
+    """The array as a float64 matrix; refused unless it has this shape."""
     matrix = np.asarray(array)
     if matrix.shape != (n, dim) or matrix.dtype.kind not in "fiub":
         given, expected = f"{matrix.dtype} of shape {matrix.shape}", f"real numbers of shape ({n}, {dim})"

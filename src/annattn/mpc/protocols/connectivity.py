@@ -9,29 +9,29 @@ from annattn.errors import AnnattnError, InputError
 from annattn.mpc.model import Limits, Mail, Words, spread, whole
 from annattn.mpc.order import order_within
 from annattn.mpc.parts.match import Match
-from annattn.mpc.parts.runs import Heads
-from annattn.mpc.parts.stages import Stage, slots
+from annattn.mpc.parts.runs import FirstRecords
+from annattn.mpc.parts.stages import Stage, index_within
+from annattn.mpc.parts.tree import tree_depth
 from annattn.mpc.protocols.problem import Problem
-from annattn.mpc.protocols.sums import tree_depth
 from annattn.seeds import scramble
 
 __all__ = ["Connectivity"]
 
 LABEL, TAG, OTHER = 0, 1, 2
 QUIET = np.uint64(2**63)
-"""Set in the tag of a record that proposes nothing; the rest of a tag is 2·item + side."""
+"""The bit of a tag that marks a record without a proposal; the rest of a tag is 2·item + side."""
 
 
 class Connectivity(Problem):
-    """The smallest vertex of each vertex's component, for n edges among V = `vertices` of them, by random mates.
+    """The smallest vertex of each vertex's component, for n edges among V = `vertices` vertices, by random mates.
 
-    Every vertex starts as a component of its own. In each phase every component tosses a coin, a hash of (seed, phase,
-    label) that anyone can compute; a component of tails with an edge to one of heads takes that one's label. To do so
-    the ends of all edges, and all vertices, are sorted by label, proposals first: the head of a run tells everyone in
-    it the new label. An edge inside a component is dropped. A component with an edge vanishes with probability 1/4 or
-    more, so after T = ⌈log_(4/3) vertices⌉ + 12 phases an edge is left with probability at most (3/4)^12 < 0.04; that
-    is an error that says to take another seed, never a wrong answer. One phase more finds the smallest vertices.
-    Rounds: (T + 1)(4^d + 2·depth + 1), O(log N).
+    Every vertex starts as a component of its own. In each phase every component tosses a coin: a hash of (seed, phase,
+    label), which any machine can compute. A component with tails and an edge to one with heads takes that one's label.
+    To do so, the ends of all edges and all vertices are sorted by label, proposals first, and the first record of a run
+    tells all others the new label. An edge inside a component is dropped. A component with an edge vanishes with
+    probability at least 1/4, so after T = ⌈log_(4/3) vertices⌉ + 12 phases an edge is left with probability at most
+    (3/4)^12 < 0.04. That is an error that says to take another seed, never a wrong answer. One more phase finds the
+    smallest vertices. Rounds: (T + 1)(4^d + 2·depth + 1), O(log N).
 
     >>> from annattn.mpc import run
     >>> run(Connectivity(n=2, memory_words=60, vertices=4), [[3, 1], [1, 0]]).output
@@ -40,16 +40,16 @@ class Connectivity(Problem):
 
     input_width = 2
     bound = "O(log N)"
-    heads = Heads(keys=[LABEL], columns=[TAG, OTHER])
+    first_records = FirstRecords(keys=[LABEL], columns=[TAG, OTHER])
 
     def __init__(self, n: int, memory_words: int, vertices: int | None = None, seed: int = 0) -> None:
         n, memory_words = self._require(n, memory_words, vertices=vertices)
         vertices = n if vertices is None else int(vertices)
         self.n = self.input_records = n
         self.vertices, self.seed = vertices, seed
-        # An item, an edge or a vertex, has up to two records.
+        # An item is an edge or a vertex and has up to two records.
         self.match = Match(
-            n=2 * (n + vertices), width=3, keys=(LABEL, TAG), summary=self.heads, memory_words=memory_words
+            n=2 * (n + vertices), width=3, keys=(LABEL, TAG), summary=self.first_records, memory_words=memory_words
         )
         self.held = self.match.rows // 2
         self.limits = Limits(self.match.machines, memory_words)
@@ -61,7 +61,7 @@ class Connectivity(Problem):
         """Whether two records for every edge and vertex can be sorted."""
         vertices = parameters.get("vertices")
         vertices = n if vertices is None else whole("vertices", vertices)
-        length = cls.heads.length
+        length = cls.first_records.length
         return Match.fits(n=2 * (n + vertices), width=3, length=length, memory_words=memory_words)
 
     def round_formula(self) -> int:
@@ -72,7 +72,7 @@ class Connectivity(Problem):
         return (ceil(log(self.vertices, 4 / 3)) + 13) * phase
 
     def scatter(self, words: Words) -> Mail:
-        """The edges, and every vertex as an edge to itself, as many a machine as half its records."""
+        """The edges, and every vertex as an edge to itself; half as many per machine as it sorts records."""
         edges = words.reshape(self.n, 2)
         if int(edges.max()) >= self.vertices:
             expected = f"a vertex from 0 to {self.vertices - 1}"
@@ -87,7 +87,7 @@ class Connectivity(Problem):
         return self.match.step(i, mail, self._finish, self._smallest)
 
     def _ends(self, mail: Mail) -> Mail:
-        """The records (label, tag without its upper bit, label of the other end) of all items that still matter."""
+        """Records (label, tag without its upper bit, label of the other end) of vertices and of edges not dropped."""
         mail = mail.take(order_within(mail.dest, [mail.words[:, 0]]))
         tag, label = mail.words.T
         other = label.copy()
@@ -98,7 +98,7 @@ class Connectivity(Problem):
 
     def _propose(self, phase: int, mail: Mail) -> Mail:
         if phase == 0:
-            item = (mail.dest * self.held + slots(mail.dest)).astype(np.uint64)
+            item = (mail.dest * self.held + index_within(mail.dest)).astype(np.uint64)
             both = np.repeat(item * np.uint64(2), 2) + np.tile(np.arange(2, dtype=np.uint64), len(item))
             machine = np.repeat(mail.dest, 2)
             mail = Mail(machine, machine, np.column_stack([both, mail.words.reshape(-1)]))
@@ -110,11 +110,11 @@ class Connectivity(Problem):
         return Mail(ends.dest, ends.dest, np.column_stack([label, np.where(hook, tag, tag + QUIET), other]))
 
     def _heads_up(self, phase: int, label: Words) -> np.ndarray:
-        """A coin for each label, the same whoever tosses it."""
+        """A coin for each label, the same on every machine."""
         return scramble(label, self.seed * 1_000_003 + phase) & np.uint64(1) == 1
 
     def _relabel(self, mail: Mail, carried: Words) -> Mail:
-        head, other = self.heads.known(mail, carried).T
+        head, other = self.first_records.known(mail, carried).T
         label = np.where(head < QUIET, other, mail.words[:, LABEL])
         return self._home(mail, mail.words[:, TAG] % QUIET, label)
 
@@ -129,11 +129,11 @@ class Connectivity(Problem):
         return Mail(ends.dest, ends.dest, np.column_stack([label, np.where(edge, tag + QUIET, tag), other]))
 
     def _smallest(self, mail: Mail, carried: Words) -> Mail:
-        head, _ = self.heads.known(mail, carried).T
+        head, _ = self.first_records.known(mail, carried).T
         return self._home(mail, mail.words[:, TAG] % QUIET, (head % QUIET) // np.uint64(2) - np.uint64(self.n))
 
     def gather(self, mail: Mail) -> Words:
-        """The labels by vertex; an error if an edge between two components was left."""
+        """The labels by vertex; an error if an edge between two components is left."""
         if (mail.words[:, 0] < np.uint64(2 * self.n)).any():
             raise AnnattnError(f"Connectivity: seed {self.seed} left components unjoined; run it with another seed")
         return mail.words[np.argsort(mail.words[:, 0]), 1]
@@ -143,7 +143,7 @@ class Connectivity(Problem):
         return rng.integers(0, self.vertices, (self.n, 2), dtype=np.uint64)
 
     def oracle(self, words: Words) -> Words:
-        """Walk from every vertex that nobody has reached yet, lowest first."""
+        """A walk from every vertex that has not been reached yet, lowest first."""
         beside: list[list[int]] = [[] for _ in range(self.vertices)]
         for a, b in words.tolist():
             beside[a].append(b)

@@ -12,7 +12,7 @@ __all__ = ["ExactMatchAttention"]
 
 
 class ExactMatchAttention(CollisionAttention):
-    """Every query gets the mean of the values whose key equals it, or zeros: 4^d + 2·depth + 3 rounds.
+    """Every query gets the mean of the values whose keys equal it, or zeros: 4^d + 2·depth + 3 rounds.
 
     -0.0 equals 0.0 and NaN equals nothing. The input is `encode(query, key, value)`, the output float64.
 
@@ -30,7 +30,7 @@ class ExactMatchAttention(CollisionAttention):
 
     @classmethod
     def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:
-        """Whether one token's records fit a machine and all can be sorted."""
+        """Whether one token's records fit into a machine and all records can be sorted."""
         dim, values = (whole(name, parameters.get(name, 1)) for name in ("dim", "value_dim"))
         return cls._enough(n, memory_words, dim, values, 1, 2 * dim + values)
 

@@ -7,21 +7,21 @@ import numpy as np
 from annattn.errors import InputError
 from annattn.mpc.model import Limits, Mail, Words, spread
 from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
-from annattn.mpc.parts.stages import Stage, join_mail, slots
+from annattn.mpc.parts.stages import Stage, index_within, join_mail
 from annattn.mpc.protocols.problem import Problem
 
 __all__ = ["NOTHING", "InductionHead", "check_letters", "hop_letters", "record_before", "show_last"]
 
 LETTER, PLACE, NEXT = 0, 1, 2
 NOTHING = np.uint64(2**64 - 1)
-"""The paper's ⊥, the letter of position σ = 0; no letter of a word may be it."""
+"""The paper's ⊥, the letter at position σ = 0. No letter of the input may equal it."""
 
 
 class InductionHead(Problem):
-    """out_i = w_σ(w,i), the letter after the latest earlier w_i, or ⊥ (2^64 - 1): 4^d + 3 rounds.
+    """out_i = w_σ(w,i), the letter after the latest earlier occurrence of w_i, or ⊥ (2^64 - 1): 4^d + 3 rounds.
 
-    The four steps of the paper's lemma that ANNA transformers solve induction heads: fetch the next letter from the
-    neighbour (1 round), sort (w_i, i, w_i+1) (4^d), look at the record before (1), send the answer home (1).
+    These are the four steps of the paper's lemma: fetch the next letter from the neighbour (1 round), sort the records
+    (w_i, i, w_i+1) (4^d rounds), look at the record before (1 round), and send the answer home (1 round).
 
     >>> from annattn.mpc import run
     >>> word = [ord(c) for c in "aabcbabca"]
@@ -46,12 +46,12 @@ class InductionHead(Problem):
 
     @staticmethod
     def _capacity(memory_words: int) -> int:
-        # Three words a record, and room for the neighbour's.
+        # Three words per record, and room for the neighbour's record.
         return memory_words // 3 - 1
 
     @classmethod
     def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:
-        """Whether records of three words can be sorted, with room for one more."""
+        """Whether records of three words can be sorted with room for one more per machine."""
         return can_sort(n, cls._capacity(memory_words))
 
     def round_formula(self) -> int:
@@ -59,17 +59,17 @@ class InductionHead(Problem):
         return 4 ** len(self.plan.columns) + 3
 
     def scatter(self, words: Words) -> Mail:
-        """As many letters a machine as sorting allows."""
+        """As many letters per machine as sorting allows."""
         check_letters(words)
         return spread(words.reshape(-1, 1), self.plan.rows)
 
     def _fetch_next(self, i: int, mail: Mail) -> Mail:
-        place = (mail.dest * self.plan.rows + slots(mail.dest)).astype(np.uint64)
+        place = (mail.dest * self.plan.rows + index_within(mail.dest)).astype(np.uint64)
         after = np.append(mail.words[1:, 0], NOTHING)
         ends = np.append(mail.dest[1:] != mail.dest[:-1], True)
         after[ends] = NOTHING
         records = Mail(mail.dest, mail.dest, np.column_stack([mail.words[:, 0], place, after]))
-        firsts = records.take((slots(mail.dest) == 0) & (mail.dest > 0))
+        firsts = records.take((index_within(mail.dest) == 0) & (mail.dest > 0))
         return join_mail(records, Mail(firsts.dest - 1, firsts.dest, firsts.words))
 
     def _sort(self, i: int, mail: Mail) -> Mail:
@@ -106,29 +106,29 @@ class InductionHead(Problem):
         return rng.integers(0, 4, self.n, dtype=np.uint64)
 
     def oracle(self, words: Words) -> Words:
-        """One letter at a time, remembering where each was last."""
+        """One letter at a time, remembering where each one occurred last."""
         return hop_letters(words, 1)
 
 
 def check_letters(words: Words) -> None:
-    """Refuse a word that holds ⊥."""
+    """Refuse a word that contains ⊥."""
     if len(words) and int(words.max()) == int(NOTHING):
         raise InputError("letter", given="2^64 - 1", expected="a word below it: 2^64 - 1 stands for ⊥")
 
 
 def show_last(mail: Mail, machines: int) -> Mail:
-    """Every machine keeps its sorted records and sends its last one to the machine after it."""
+    """Every machine keeps its sorted records and sends a copy of the last one to the next machine."""
     ends = np.append(mail.dest[1:] != mail.dest[:-1], True)
     last = mail.take(ends & (mail.dest < machines - 1))
     return join_mail(Mail(mail.dest, mail.dest, mail.words), Mail(last.dest + 1, last.dest, last.words))
 
 
 def record_before(mail: Mail) -> tuple[Mail, Words]:
-    """After `show_last`: a machine's own records, and for each the one before it; ⊥ before the first of all."""
+    """After `show_last`: the machines' own records, and for each the record before it; ⊥ before the very first."""
     own, told = mail.take(mail.src == mail.dest), mail.take(mail.src != mail.dest)
     before = np.empty_like(own.words)
     before[1:] = own.words[:-1]
-    first = np.flatnonzero(slots(own.dest) == 0)
+    first = np.flatnonzero(index_within(own.dest) == 0)
     before[first] = NOTHING
     knows = np.isin(own.dest[first], told.dest)
     before[first[knows]] = told.words[np.searchsorted(told.dest, own.dest[first[knows]])]

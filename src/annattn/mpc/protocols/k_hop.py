@@ -6,7 +6,7 @@ import numpy as np
 
 from annattn.mpc.model import Limits, Mail, Words, spread, whole
 from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
-from annattn.mpc.parts.stages import Stage, slots
+from annattn.mpc.parts.stages import Stage, index_within
 from annattn.mpc.protocols.induction_head import NOTHING, check_letters, hop_letters, record_before, show_last
 from annattn.mpc.protocols.problem import Problem
 
@@ -19,10 +19,11 @@ AT, JUMP, FOUND = 0, 1, 2
 class KHop(Problem):
     """out_i = w_σ^k(w,i), or ⊥ (2^64 - 1): 4^d + 2 + 2(⌊log2 k⌋ + 1) rounds, the paper's Theorem "ANNA solves k-hop".
 
-    After sorting (w_i, i) and looking at the record before, the home of position i knows σ(w, i). Then, for each binary
-    digit of k from the lowest, two rounds: the home of i asks the home of σ^(2^ℓ)(i), which answers with its own jump
-    and, where the digit is 1, with the letter it has found so far. σ is one-to-one where it is not ⊥, so no home is
-    asked more often than it holds positions. Three words a record, twice: a home holds ⌊s/6⌋ positions.
+    The home of position i is the machine that holds it. After sorting (w_i, i) and looking at the record before, the
+    home of i knows σ(w, i). Each binary digit of k, from the lowest, then takes two rounds: the home of i asks the home
+    of σ^(2^ℓ)(i), which answers with its own jump and, if the digit is 1, with the letter it has found so far. Where it
+    is not ⊥, σ is one-to-one, so no home is asked more often than it holds positions. A position needs two records of
+    three words, so a home holds ⌊s/6⌋ positions.
 
     >>> from annattn.mpc import run
     >>> word = [ord(c) for c in "aabcbabca"]
@@ -49,7 +50,7 @@ class KHop(Problem):
 
     @classmethod
     def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:
-        """Whether records can be sorted in machines that send three words for each, and a home holds a position."""
+        """Whether records can be sorted on machines that send three words for each, and a home can hold a position."""
         return memory_words >= 6 and can_sort(n, memory_words // 3)
 
     def round_formula(self) -> int:
@@ -57,13 +58,13 @@ class KHop(Problem):
         return 4 ** len(self.plan.columns) + 2 + 2 * self.k.bit_length()
 
     def scatter(self, words: Words) -> Mail:
-        """As many letters a machine as sorting allows."""
+        """As many letters per machine as sorting allows."""
         check_letters(words)
         return spread(words.reshape(-1, 1), self.plan.rows)
 
     def _sort(self, i: int, mail: Mail) -> Mail:
         if i == 0:
-            place = (mail.dest * self.plan.rows + slots(mail.dest)).astype(np.uint64)
+            place = (mail.dest * self.plan.rows + index_within(mail.dest)).astype(np.uint64)
             mail = Mail(mail.dest, mail.dest, np.column_stack([mail.words[:, 0], place]))
         return self.plan.step(i, mail, (LETTER, PLACE))
 
@@ -84,10 +85,10 @@ class KHop(Problem):
         return self._ask(mail) if i % 2 == 0 else self._tell(mail, self.k >> (i // 2) & 1)
 
     def _ask(self, mail: Mail) -> Mail:
-        """Keep every record, and show it to the home of its jump if that is another machine."""
+        """Keep every record, and send a copy to the home of its jump if that is another machine."""
         home = self._home(mail.words[:, JUMP])
         away = np.flatnonzero((mail.words[:, JUMP] != NOTHING) & (home != mail.dest))
-        # Filled in place: at a million positions every copy counts.
+        # The array is filled in place because at a million positions every copy counts.
         words = np.empty((len(mail) + len(away), 3), np.uint64)
         words[: len(mail)] = mail.words
         np.take(mail.words, away, axis=0, out=words[len(mail) :])
@@ -95,7 +96,7 @@ class KHop(Problem):
         return Mail(dest, src, words)
 
     def _tell(self, mail: Mail, digit: int) -> Mail:
-        """Move every record whose jump ends here along that jump, and those that jump nowhere to ⊥."""
+        """Move every record whose jump ends here along that jump, and every record without a jump to ⊥."""
         table = self._positions(mail)
         here = np.flatnonzero((mail.words[:, JUMP] == NOTHING) | (self._home(mail.words[:, JUMP]) == mail.dest))
         machine, words = mail.dest[here], np.take(mail.words, here, axis=0)
@@ -109,7 +110,7 @@ class KHop(Problem):
         return Mail(self._home(words[:, AT]), machine, words)
 
     def _positions(self, mail: Mail) -> Words:
-        """The jump and the letter found so far at every position that is at home on these machines."""
+        """The jump of every position on these machines, and the letter it has found so far."""
         own = np.flatnonzero(mail.src == mail.dest)
         table = np.empty((self.n, 2), np.uint64)
         table[mail.words[own, AT].astype(np.int64)] = mail.words[own, JUMP:]

@@ -1,4 +1,4 @@
-"""LowRankAttention: Q'(K'ᵀV) over a tree of ⌊s/rm⌋ children a node (Lemma "MPC simulates low-rank Attention")."""
+"""LowRankAttention: Q'(K'ᵀV) over a tree with ⌊s/rm⌋ children per node (Lemma "MPC simulates low-rank Attention")."""
 
 from typing import Any
 
@@ -7,10 +7,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from annattn.mpc.model import Limits, Mail, Numbers, Words, real_words, spread, whole, word_reals
 from annattn.mpc.parts.stages import Stage, join_mail
-from annattn.mpc.parts.tree import Tree
+from annattn.mpc.parts.tree import Tree, tree_depth
 from annattn.mpc.protocols.collisions import as_reals
 from annattn.mpc.protocols.problem import Problem
-from annattn.mpc.protocols.sums import tree_depth
 
 __all__ = ["LowRankAttention"]
 
@@ -19,8 +18,8 @@ class LowRankAttention(Problem):
     """Q'K'ᵀV for features of rank r and values of m numbers: 2⌈log_a leaves⌉ + 1 rounds with a = ⌊s/rm⌋.
 
     Each machine adds up k_i v_iᵀ over its tokens, the tree adds up the r x m matrices, and the sum goes back down.
-    The input is `encode(query_features, key_features, value)`. Numbers are float64 bit patterns; sums are taken in
-    float64 in an order that depends only on n and s, so the error is at most (n + r)·2^-53·Σ_j Σ_t |q_it k_jt v_j|.
+    The input is `encode(query_features, key_features, value)`. Numbers travel as float64 bit patterns and are added in
+    float64, in an order that depends only on n and s. The error is at most (n + r)·2^-53·Σ_j Σ_t |q_it k_jt v_j|.
 
     >>> from annattn.mpc import run
     >>> attention = LowRankAttention(n=2, memory_words=8, rank=1, value_dim=1)
@@ -45,7 +44,7 @@ class LowRankAttention(Problem):
 
     @classmethod
     def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:
-        """Whether a node holds two matrices and a leaf a token besides one."""
+        """Whether a node can hold two matrices, and a leaf one matrix and a token."""
         rank, values = (whole(name, parameters.get(name, 1)) for name in ("rank", "value_dim"))
         return memory_words >= 2 * rank * values and _held(memory_words, rank, values) >= 1
 
@@ -61,7 +60,7 @@ class LowRankAttention(Problem):
         return real_words(np.hstack([query, key, as_reals("value", value, self.n, self.value_dim)]))
 
     def scatter(self, words: Words) -> Mail:
-        """As many tokens a machine as fit with one matrix."""
+        """As many tokens per machine as fit beside one matrix."""
         return spread(words, self.held)
 
     def _up(self, i: int, mail: Mail) -> Mail:
@@ -78,12 +77,9 @@ class LowRankAttention(Problem):
         level = self.tree.depth - i
         at_leaf = mail.dest < self.tree.base
         nodes, matrices = self._sums(mail.take(~at_leaf))
-        first = (nodes - self.tree.first(level)) * self.tree.arity
-        count = np.minimum(self.tree.arity, self.tree.sizes[level - 1] - first)
-        which = np.repeat(np.arange(len(nodes)), count)
-        children = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+        which, children = self.tree.children(level, nodes)
         keep = mail.take(at_leaf)
-        return join_mail(keep, self._send(nodes[which], children + self.tree.first(level - 1), matrices[which]))
+        return join_mail(keep, self._send(nodes[which], children, matrices[which]))
 
     def _multiply(self, i: int, mail: Mail) -> Mail:
         if self.tree.depth == 0:
@@ -93,7 +89,7 @@ class LowRankAttention(Problem):
         out = np.empty((len(queries), self.value_dim))
         query = word_reals(queries.words[:, : self.rank])
         for matrix, part in zip(matrices, _parts(queries.dest, leaves), strict=True):
-            # The sum runs along the rank in order, not by a library's blocks: the same bits on every engine.
+            # Not a matrix product: its summation order may change, and the bits must be the same on every engine.
             out[part] = (query[part, :, None] * matrix).sum(axis=1)
         return Mail(queries.dest, queries.dest, real_words(out))
 
@@ -115,7 +111,7 @@ class LowRankAttention(Problem):
         return nodes, np.array(sums).reshape(-1, self.rank, self.value_dim)
 
     def _send(self, src: Numbers, dest: Numbers, matrices: NDArray[np.float64]) -> Mail:
-        # A matrix is value_dim records of rank words: the width of the queries that leaves keep.
+        # A matrix is sent as value_dim records of `rank` words, as wide as the queries that the leaves keep.
         words = real_words(matrices.transpose(0, 2, 1)).reshape(-1, self.rank)
         return Mail(np.repeat(dest, self.value_dim), np.repeat(src, self.value_dim), words)
 
@@ -124,7 +120,7 @@ class LowRankAttention(Problem):
         return word_reals(mail.words)
 
     def agrees(self, output: Any, expected: Any) -> bool:
-        """Within the stated error for entries of size one."""
+        """Equal up to the stated error, for entries of size one."""
         scale = np.abs(expected).max(initial=1.0) + self.n * self.rank
         return np.allclose(output, expected, rtol=0, atol=4 * (self.n + self.rank) * 2.0**-53 * scale)
 
@@ -134,13 +130,13 @@ class LowRankAttention(Problem):
         return self.encode(query, key, rng.uniform(-1, 1, (self.n, self.value_dim)))
 
     def oracle(self, words: Words) -> NDArray[np.float64]:
-        """The n x n matrix Q'K'ᵀ, times V, a row at a time."""
+        """The n x n matrix Q'K'ᵀ times V, one row at a time."""
         query, key, value = np.split(word_reals(words), [self.rank, 2 * self.rank], axis=1)
         return np.array([(row @ key.T) @ value for row in query])
 
 
 def _held(memory_words: int, rank: int, values: int) -> int:
-    """Tokens a leaf holds: their rows at first, then their queries and one matrix, then their outputs."""
+    """Tokens per leaf: it holds their rows, then their queries and one matrix, then their outputs."""
     return min(memory_words // (2 * rank + values), (memory_words - rank * values) // rank, memory_words // values)
 
 

@@ -13,7 +13,7 @@ __all__ = ["Permute"]
 
 
 class Permute(Problem):
-    """out[place] = word for n records (place, word) whose places are a permutation of 0 … n-1: one round, the least.
+    """out[place] = word for n records (place, word) whose places are a permutation of 0 … n-1, in one round.
 
     >>> from annattn.mpc import run
     >>> run(Permute(n=3, memory_words=2), [[2, 30], [0, 10], [1, 20]]).output
@@ -33,7 +33,7 @@ class Permute(Problem):
 
     @classmethod
     def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:
-        """One record."""
+        """Whether a machine can hold one record."""
         return memory_words >= 2
 
     def round_formula(self) -> int:
@@ -41,7 +41,7 @@ class Permute(Problem):
         return 1
 
     def scatter(self, words: Words) -> Mail:
-        """⌊s/2⌋ records a machine; places that are not a permutation are refused."""
+        """⌊s/2⌋ records per machine; places that are not a permutation are refused."""
         places = words.reshape(self.n, 2)[:, 0]
         if not np.array_equal(np.sort(places), np.arange(self.n, dtype=np.uint64)):
             raise InputError("places", given="other numbers", expected=f"each of 0 to {self.n - 1} once")

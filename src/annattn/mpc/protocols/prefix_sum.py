@@ -6,9 +6,8 @@ import numpy as np
 
 from annattn.mpc.model import Limits, Mail, Numbers, Words, spread
 from annattn.mpc.parts.stages import Stage, to_self
-from annattn.mpc.parts.tree import Scan, Summary
+from annattn.mpc.parts.tree import Scan, Summary, tree_depth
 from annattn.mpc.protocols.problem import Problem, random_words
-from annattn.mpc.protocols.sums import tree_depth
 
 __all__ = ["PrefixSum"]
 
@@ -30,7 +29,7 @@ class _Total(Summary):
 
 
 class PrefixSum(Problem):
-    """out_i = x_0 + … + x_i modulo 2^p in 2⌈log_(s-1) ⌈n/(s-1)⌉⌉ + 1 rounds; s of at least 3.
+    """out_i = x_0 + … + x_i modulo 2^p in 2⌈log_(s-1) ⌈n/(s-1)⌉⌉ + 1 rounds, for s of at least 3.
 
     >>> from annattn.mpc import run
     >>> run(PrefixSum(n=4, memory_words=3), [1, 2, 3, 4]).output
@@ -52,7 +51,7 @@ class PrefixSum(Problem):
 
     @classmethod
     def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:
-        """A node holds the words of two children and of its parent."""
+        """Whether a node can hold the words of two children and of its parent."""
         return memory_words >= 3
 
     def round_formula(self) -> int:
@@ -61,7 +60,7 @@ class PrefixSum(Problem):
         return 2 * tree_depth(-(-self.n // arity), arity) + 1
 
     def scatter(self, words: Words) -> Mail:
-        """One word fewer a machine than it can hold: the place is for the sum of those before."""
+        """One word less per machine than it can hold: the sum of all earlier words needs a place."""
         return spread(words.reshape(-1, 1), self.rows)
 
     def _tree(self, i: int, mail: Mail) -> Mail:
@@ -69,7 +68,7 @@ class PrefixSum(Problem):
 
     def _add(self, i: int, mail: Mail) -> Mail:
         data, before = self.scan.receive(mail)
-        # A running sum over all machines at once, less what it was when the machine began: exact modulo 2^64.
+        # A running sum over all machines, minus its value where a machine's words begin; exact modulo 2^64.
         running = np.cumsum(data.words[:, 0], dtype=np.uint64)
         first = np.flatnonzero(np.diff(data.dest, prepend=-1))
         start = np.concatenate([np.zeros(1, np.uint64), running])[first]

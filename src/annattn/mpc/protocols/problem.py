@@ -1,4 +1,4 @@
-"""What every protocol of this folder can tell about itself."""
+"""What every protocol in this folder knows about itself."""
 
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -16,15 +16,15 @@ __all__ = ["Problem", "check_places", "random_words"]
 
 
 class Problem(Staged):
-    """A protocol made for n records and machines of `memory_words` words that knows the answer it should give.
+    """A protocol for n records and machines of `memory_words` words that knows the answer it should give.
 
-    It is made as `Name(n, memory_words, **parameters)`. Its parts: the stages, the round count as a formula and the
-    published bound beside it, the least memory it can live with, random inputs and an independent, obvious oracle.
+    It is made by `Name(n, memory_words, **parameters)`. It has stages, a formula for its rounds, the published bound, a
+    test for how much memory is enough, random inputs, and an independent, obvious oracle.
     """
 
     n: int
     bound: str
-    """The round count of the paper or the textbook, as text."""
+    """The number of rounds in the paper or the textbook, as text."""
 
     @abstractmethod
     def __init__(self, n: int, memory_words: int, **parameters: Any) -> None: ...
@@ -32,11 +32,11 @@ class Problem(Staged):
     @classmethod
     @abstractmethod
     def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:
-        """Whether machines of this memory are enough; true for more memory once it is true."""
+        """Whether machines with this memory are enough; if so, any larger memory must be enough too."""
 
     @abstractmethod
     def round_formula(self) -> int:
-        """The rounds by formula, from n and the memory alone; the tests compare it with what runs."""
+        """The number of rounds by a formula of n and the memory; the tests compare it with what runs."""
 
     @abstractmethod
     def sample(self, rng: np.random.Generator) -> Words:
@@ -44,22 +44,22 @@ class Problem(Staged):
 
     @abstractmethod
     def oracle(self, words: Words) -> Any:
-        """The right answer, found in the most obvious way."""
+        """The right answer, computed in the most obvious way."""
 
     def agrees(self, output: Any, expected: Any) -> bool:
-        """Whether an output is the right answer: equal, unless the protocol computes with real numbers."""
+        """Whether an output is the right answer; equal, unless the protocol computes with real numbers."""
         return np.array_equal(output, expected)
 
     @classmethod
     def least_memory(cls, n: int, **parameters: Any) -> int:
-        """The least words a machine needs for n records."""
+        """The least memory, in words per machine, for n records."""
         n = whole("n", n)
         cls.check_names(parameters)
         return least_memory(lambda words: cls.fits(n, words, **parameters))
 
     @classmethod
     def parameters(cls) -> list[str]:
-        """The names of what the protocol takes besides n and memory_words.
+        """The names of the protocol's parameters besides n and memory_words.
 
         >>> from annattn.mpc.protocols import Sort
         >>> Sort.parameters()

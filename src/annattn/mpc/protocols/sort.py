@@ -6,17 +6,17 @@ import numpy as np
 
 from annattn.mpc.model import Limits, Mail, Words, spread, whole
 from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
-from annattn.mpc.parts.stages import Stage, slots
+from annattn.mpc.parts.stages import Stage, index_within
 from annattn.mpc.protocols.problem import Problem, check_places, random_words
 
 __all__ = ["Sort"]
 
 
 class Sort(Problem):
-    """n records sorted by their first word, equal ones in the order they came, in 4^d rounds: see `parts.columnsort`.
+    """n records sorted by their first word, stably, in 4^d rounds with d of at most 3: see `parts.columnsort`.
 
-    Records of `width` words above 1 also travel with their place in the input, one more word, which makes the order
-    stable. Bare words need no place: equal words are the same word. d is at most 3.
+    Records of several words also carry their place in the input, one more word, which makes the order stable. Single
+    words need no place, because equal words cannot be told apart.
 
     >>> from annattn.mpc import run
     >>> run(Sort(n=5, memory_words=4), [5, 1, 4, 1, 3]).output
@@ -43,16 +43,16 @@ class Sort(Problem):
         return can_sort(n, memory_words // _record(whole("width", parameters.get("width", 1))))
 
     def round_formula(self) -> int:
-        """4^d, d the least number of levels of columnsort that sorts n records."""
+        """4^d, where d is the least number of levels of columnsort that sorts n records."""
         return 4 ** len(self.plan.columns)
 
     def scatter(self, words: Words) -> Mail:
-        """As many records a machine as a column has rows."""
+        """As many records per machine as a column has rows."""
         return spread(words.reshape(self.n, self.width), self.plan.rows)
 
     def _sort(self, i: int, mail: Mail) -> Mail:
         if i == 0 and self.width > 1:
-            place = (mail.dest * self.plan.rows + slots(mail.dest)).astype(np.uint64)
+            place = (mail.dest * self.plan.rows + index_within(mail.dest)).astype(np.uint64)
             mail = Mail(mail.dest, mail.src, np.column_stack([mail.words, place]))
         return self.plan.step(i, mail, self.keys)
 
@@ -62,7 +62,7 @@ class Sort(Problem):
         return words[:, 0] if self.width == 1 else words[:, : self.width]
 
     def sample(self, rng: np.random.Generator) -> Words:
-        """Uniform records, with keys that repeat."""
+        """Uniform records with keys that repeat."""
         words = random_words(rng, (self.n, self.width), self.limits.word_bits)
         words[:, 0] %= np.uint64(max(1, self.n // 2))
         return words[:, 0] if self.width == 1 else words

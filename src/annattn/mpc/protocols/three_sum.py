@@ -1,4 +1,4 @@
-"""ThreeSum: whether three of the numbers add up to zero, in constantly many rounds with s of about 5√N words."""
+"""ThreeSum: whether three of the numbers add up to zero, in a constant number of rounds with s of about 5√N words."""
 
 from typing import Any, NamedTuple
 
@@ -8,14 +8,14 @@ from numpy.typing import ArrayLike
 from annattn.errors import AnnattnError, InputError
 from annattn.mpc.model import Limits, Mail, Numbers, Words, spread
 from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
-from annattn.mpc.parts.stages import Stage, join_mail, slots
+from annattn.mpc.parts.stages import Stage, index_within, join_mail
+from annattn.mpc.parts.tree import children_of, tree_rounds
 from annattn.mpc.protocols.problem import Problem
-from annattn.mpc.protocols.sums import tree_rounds
 
 __all__ = ["ZERO", "ThreeSum"]
 
 ZERO = 2**61
-"""The word for 0; words are numbers plus this, so that they are not negative. Three numbers add up within 63 bits."""
+"""The word for the number 0: a word is a number plus this, so it is never negative. Sums of three fit 63 bits."""
 
 
 class ThreeSum(Problem):
@@ -25,12 +25,12 @@ class ThreeSum(Problem):
     smallest and its largest sum. Along a diagonal (i+t, j+t, k+t) the sums of one triple end where those of the next
     begin, and the first triple that matters is enough: take a solution whose numbers have the lowest ranks. The
     number before its lowest one is smaller, so the triple of blocks before that of the solution has only sums below 0.
-    So one machine a diagonal, D = g(g+1)/2 in all, does. Everyone gets the table of the blocks' ends, 2g words, and
-    computes from it who needs which block; then every number spreads over a tree of relays of its own. A machine holds
-    the table and three blocks: 2g + 3B ≤ s, so s ≥ 2√6·√n.
+    So one machine per diagonal is enough, D = g(g+1)/2 in all. Every machine gets the table of the blocks' ends, 2g
+    words, and computes from it who needs which block. Then every number spreads over its own tree of relays. A machine
+    holds the table and three blocks: 2g + 3B ≤ s, so s ≥ 2√6·√n.
 
     Rounds: 4^d to sort, 1 + ⌈log P⌉ for the table, ⌈log D⌉ for the blocks and ⌈log D⌉ for the verdict, with logarithms
-    of base s - 1, s - 2g - 1 and s: a constant when s = c√n, c > 2√6.
+    to the bases s - 1, s - 2g - 1 and s. This is a constant if s = c√n with c > 2√6.
 
     >>> from annattn.mpc import run
     >>> problem = ThreeSum(n=4, memory_words=14)
@@ -49,7 +49,7 @@ class ThreeSum(Problem):
         self.diagonals = self.blocks * (self.blocks + 1) // 2
         self.plan = plan_sort(n, _capacity(memory_words, self.size))
         self.fan = memory_words - 2 * self.blocks - 1
-        # Relays of one word: as many as requests, of up to three blocks for each diagonal, need, and one a word.
+        # A relay holds one word. Each diagonal requests up to three blocks, and every word has at least one relay.
         relays = self.size * (3 * self.diagonals // self.fan + self.blocks)
         machines = max(n, self.diagonals, relays, self.plan.machines, 2 * self.blocks)
         # One relay of the table serves s - 1 machines, and each of the 2g entries has its own: P ≥ 2g⌈P / (s-1)⌉.
@@ -90,7 +90,7 @@ class ThreeSum(Problem):
         return (given.astype(np.int64) + ZERO).astype(np.uint64)
 
     def scatter(self, words: Words) -> Mail:
-        """As many numbers a machine as a column has rows."""
+        """As many numbers per machine as a column has rows."""
         if int(words.max()) >= 2 * ZERO:
             raise InputError("words", given=int(words.max()), expected="words below 2^62: made by encode")
         return spread(words.reshape(-1, 1), self.plan.rows)
@@ -99,9 +99,9 @@ class ThreeSum(Problem):
         return self.plan.step(i, mail, (0,))
 
     def _place(self, i: int, mail: Mail) -> Mail:
-        """The number of rank p to machine p, and the ends of blocks also to the first relays of their entries."""
+        """Send the number of rank p to machine p, and the ends of blocks also to the first relays of their entries."""
         mail = in_order(mail, (0,))
-        rank = mail.dest * self.plan.rows + slots(mail.dest)
+        rank = mail.dest * self.plan.rows + index_within(mail.dest)
         low, high = rank % self.size == 0, (rank % self.size == self.size - 1) | (rank == self.n - 1)
         parts = [_tagged(0, rank, mail)]
         for side, chosen in ((0, low), (1, high)):
@@ -109,7 +109,7 @@ class ThreeSum(Problem):
         return join_mail(*parts)
 
     def _spread_table(self, i: int, mail: Mail) -> Mail:
-        """Each entry to relays, each relay to s - 1 more, in the end to all machines; a number's machine keeps it."""
+        """Send each entry from relay to relay, s - 1 per relay, in the end to all machines; numbers stay in place."""
         if i == 0:
             own, entry = (
                 Mail(m.dest, m.src, m.words[:, 1:]) for m in (mail.take(mail.words[:, 0] == k) for k in (0, 1))
@@ -119,26 +119,26 @@ class ThreeSum(Problem):
         level = len(self.table_levels) - 1 - i
         here, below = self.table_levels[level], self.table_levels[level - 1]
         which, node = np.divmod(entry.dest, here)
-        record, child = _children(node, np.full(len(node), below), self.limits.memory_words - 1)
+        record, child = children_of(node, np.full(len(node), below), self.limits.memory_words - 1)
         dest = child if level == 1 else which[record] * below + child
         return join_mail(Mail(own.dest, own.dest, own.words), Mail(dest, entry.dest[record], entry.words[record]))
 
     def _own(self, mail: Mail) -> tuple[Mail, Mail]:
-        """A machine's own number, the first thing it sent itself, apart from the rest."""
+        """A machine's own number, which is the first thing it sent itself, and the rest."""
         first = np.zeros(len(mail), bool)
         selfish = np.flatnonzero((mail.src == mail.dest) & (mail.dest < self.n))
-        first[selfish[slots(mail.dest[selfish]) == 0]] = True
+        first[selfish[index_within(mail.dest[selfish]) == 0]] = True
         return mail.take(first), mail.take(~first)
 
     def _table(self, mail: Mail) -> tuple[Mail, Mail]:
-        """A machine's table, the first 2g words it sent itself, apart from the rest."""
+        """A machine's table, which is the first 2g words it sent itself, and the rest."""
         table = np.zeros(len(mail), bool)
         selfish = np.flatnonzero(mail.src == mail.dest)
-        table[selfish[slots(mail.dest[selfish]) < 2 * self.blocks]] = True
+        table[selfish[index_within(mail.dest[selfish]) < 2 * self.blocks]] = True
         return mail.take(table), mail.take(~table)
 
     def _requests(self, table: Mail) -> "_Requests":
-        """Who needs which block: a function of the table alone, so every machine comes to the same result by itself."""
+        """Who needs which block: a function of the table alone, so all machines come to the same result."""
         ends = table.words.reshape(-1, self.blocks, 2)
         if (ends != ends[0]).any():
             raise AnnattnError("ThreeSum: machines hold different tables")
@@ -153,7 +153,7 @@ class ThreeSum(Problem):
         relays, start = requests.relays, requests.start
         block = np.searchsorted(start[height], held.dest, side="right") - 1
         place, node = np.divmod(held.dest - start[height][block], np.maximum(relays[height][block], 1))
-        record, child = _children(node, relays[height - 1][block], self.fan)
+        record, child = children_of(node, relays[height - 1][block], self.fan)
         of = block[record]
         if height == 1:
             dest = requests.task[requests.first[of] + child]
@@ -180,7 +180,7 @@ class ThreeSum(Problem):
         return self.encode(rng.integers(-reach, reach + 1, self.n))
 
     def oracle(self, words: Words) -> int:
-        """All pairs, and a look for the third."""
+        """All pairs, and a search for the third number."""
         numbers = [int(word) - ZERO for word in words]
         latest = {number: place for place, number in enumerate(numbers)}
         return int(
@@ -193,7 +193,7 @@ class ThreeSum(Problem):
 
 
 class _Requests(NamedTuple):
-    """The trees by which blocks reach their tasks: per height the relays of a number of each block, and their start."""
+    """The trees by which blocks reach their tasks: per height, the relays per number of each block, and the first."""
 
     relays: list[Numbers]
     start: list[Numbers]
@@ -215,7 +215,7 @@ class _Requests(NamedTuple):
 
 
 def _tasks(ends: Numbers) -> tuple[Numbers, Numbers]:
-    """The blocks that are needed and by whom: the diagonal whose first triple that reaches 0 has the block."""
+    """Which blocks are needed, and by which diagonals: those whose first triple that reaches 0 contains the block."""
     blocks = len(ends)
     near, far = np.triu_indices(blocks)
 
@@ -232,7 +232,7 @@ def _tasks(ends: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _first_true(length: Numbers, test: Any) -> Numbers:
-    """For each diagonal the first t in 0 … length-1 for which a test that stays true holds, or length."""
+    """For each diagonal the first t in 0 … length-1 at which the test is true, or length; once true it stays true."""
     low, high = np.zeros_like(length), length.copy()
     while (low < high).any():
         middle = (low + high) // 2
@@ -241,14 +241,6 @@ def _first_true(length: Numbers, test: Any) -> Numbers:
         high = np.where(active & holds, middle, high)
         low = np.where(active & ~holds, middle + 1, low)
     return low
-
-
-def _children(node: Numbers, below: Numbers, fan: int) -> tuple[Numbers, Numbers]:
-    """For nodes of trees of arity `fan` with `below` nodes one level down: (which node, its child) for all children."""
-    first = node * fan
-    count = np.clip(below - first, 0, fan)
-    record = np.repeat(np.arange(len(node)), count)
-    return record, first[record] + np.arange(len(record)) - np.repeat(np.cumsum(count) - count, count)
 
 
 def _groups(mail: Mail) -> list[tuple[int, Words]]:
@@ -269,7 +261,7 @@ def _tagged(kind: int, dest: Numbers, mail: Mail) -> Mail:
 
 
 def _block(n: int, memory_words: int) -> int:
-    """The largest block with 2⌈n/B⌉ + 3B ≤ s, or 0: the larger the blocks, the fewer machines."""
+    """The largest block with 2⌈n/B⌉ + 3B ≤ s, or 0; larger blocks need fewer machines."""
     for size in range(min(n, memory_words // 3), 0, -1):
         if 2 * -(-n // size) + 3 * size <= memory_words:
             return size
@@ -277,5 +269,5 @@ def _block(n: int, memory_words: int) -> int:
 
 
 def _capacity(memory_words: int, size: int) -> int:
-    """Numbers a machine may sort: it sends two words for each and for both ends of every block it touches."""
+    """Numbers per machine when sorting: it sends two words for each, and for both ends of every block it touches."""
     return max(0, (memory_words // 2 - 4) * size // (size + 2))

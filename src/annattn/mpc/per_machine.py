@@ -1,4 +1,4 @@
-"""Trying something quickly: a protocol from a plain function of one machine."""
+"""Protocols from a plain Python function of one machine, to try out an idea."""
 
 from collections.abc import Callable, Iterable, Iterator
 from operator import index
@@ -19,8 +19,9 @@ MachineStep = Callable[[int, int, list[tuple[int, tuple[int, ...]]]], Iterable[M
 class PerMachine(Protocol):
     """A protocol whose step calls `function(round, machine, inbox)` for one machine at a time, in plain Python.
 
-    The inbox is a list of (source, words); the function gives (destination, words) pairs, words an integer or a tuple
-    of them, all messages of a round of the same length. Slow, and the same law: every limit is enforced.
+    The inbox is a list of (source, words) pairs. The function returns (destination, words) pairs, where words is an
+    integer or a tuple of integers; all messages of a round must have the same length. This is slow, but every limit is
+    enforced as for any other protocol.
 
     >>> def double(round, machine, inbox):
     ...     return [(machine, 2 * word) for source, (word,) in inbox]
@@ -50,7 +51,7 @@ class PerMachine(Protocol):
 
 
 def _messages(round_: int, machine: int, sent: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """What a machine's function gave, as (destination, words); refused unless that is what it is."""
+    """What a machine's function returned, as checked (destination, words) pairs."""
     for message in sent if isinstance(sent, Iterable) else [sent]:
         checked = _message(message)
         if checked is None:
