@@ -7,6 +7,8 @@ family's `evaluate`, whatever the block, the number of threads and the order in 
 Everything is laid out with rows innermost, so that the loops below are loops over rows, which LLVM vectorises.
 """
 
+import threading
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,12 +17,13 @@ from annattn.kernels.codes import heads_and_shares
 from annattn.kernels.numba import memory
 from annattn.kernels.numba.compiled import kernel, say_if_slow
 from annattn.kernels.numba.numbering import number_rows
-from annattn.kernels.numba.threads import run_pieces
+from annattn.kernels.numba.threads import run_on_workers, run_pieces
 from annattn.lsh import NO_BUCKET, CrossPolytope, Hasher, Hyperplane, Identity
 
 __all__ = ["equal_rows", "hash_rows"]
 
-_BLOCK = 2**20  # projections in one block: 4 MB, which the outer caches hold
+_BLOCK = 2**17  # projections in one block: half a MB, which a near cache holds
+_TILE = 1024  # rows packed at a time, so that all there is per row stays in the nearest cache
 _LANES = 64  # rows of a block are a multiple of this
 _PIECE = 2**18  # projections that are worth a thread of their own
 _ONE_COPY = torch.empty(1, 0)
@@ -103,29 +106,33 @@ def _longest(vectors: np.ndarray) -> float:
 
 
 def _in_blocks(vectors: Tensor, rows: Tensor, work) -> None:
-    """Call work(vectors · rowsᵀ, first row, start, stop) for columns [start, stop) of blocks of rows."""
+    """Call work(vectors · rowsᵀ, first row, start, stop) for the columns [start, stop) of blocks of rows."""
     # What the user allows of lower precision in other products must not decide a hash.
     exact = rows.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     dtype = torch.float32 if exact else torch.float64
     vectors = vectors.to(dtype)
     functions = len(vectors)
     size = max(_LANES, _BLOCK // functions // _LANES * _LANES)
-    room = memory.empty(functions * min(size, len(rows)), dtype=dtype)
-    for first in range(0, len(rows), size):
+
+    def block(number: int) -> None:
+        first = number * size
         part = rows[first : first + size].to(dtype)
-        count = len(part)
-        product = room[: functions * count].view(functions, count)
         # Autocast knows mm, and leaves mm with an `out` alone.
-        torch.mm(vectors, part.T, out=product)
-        pieces = min(max(1, functions * count // _PIECE), -(-count // _LANES))
-        step = -(-count // pieces // _LANES) * _LANES
+        product = torch.mm(vectors, part.T, out=_room(functions * len(part), dtype).view(functions, len(part)))
+        work(product.numpy(), first, 0, len(part))
 
-        projected = product.numpy()
+    run_on_workers(block, -(-len(rows) // size))
 
-        def piece(number: int, projected=projected, first=first, step=step) -> None:
-            work(projected, first, number * step, min((number + 1) * step, projected.shape[1]))
 
-        run_pieces(piece, -(-count // step))
+_rooms = threading.local()
+
+
+def _room(size: int, dtype: torch.dtype) -> Tensor:
+    """Room for the projections of a block, the same each time: fresh memory would cost as much as they do."""
+    if getattr(_rooms, "kept", None) is None or len(_rooms.kept) < size or _rooms.kept.dtype != dtype:
+        with torch.inference_mode(False):
+            _rooms.kept = torch.empty(max(size, _BLOCK), dtype=dtype)
+    return _rooms.kept[:size]
 
 
 @kernel(fastmath={"reassoc", "contract"})
@@ -145,10 +152,17 @@ def _pack_signs(product, first, start, stop, rows, planes, spread, hashes, codes
 
     codes are (heads, tables, n); rows are numbered through the heads.
     """
+    for tile in range(start, stop, _TILE):
+        _pack_tile(product, first, tile, min(tile + _TILE, stop), rows, planes, spread, hashes, codes)
+
+
+@kernel
+def _pack_tile(product, first, start, stop, rows, planes, spread, hashes, codes):
     _, tables, n = codes.shape
     count = stop - start
     bounds, doubt = np.empty(count, np.float32), np.zeros(count, np.int32)
     word = np.empty(count, np.int32)
+    zero = product.dtype.type(0)  # compared with a plain 0, all would become float64
     _set_bounds(rows, first + start, spread, bounds)
     for table in range(tables):
         for low in range(0, hashes, 31):  # of a wide code, as many bits at a time as fit a word
@@ -156,16 +170,19 @@ def _pack_signs(product, first, start, stop, rows, planes, spread, hashes, codes
             for h in range(low, min(low + 31, hashes)):
                 line, bit = product[table * hashes + h, start:stop], np.int32(1) << np.int32(h - low)
                 for r in range(count):
-                    word[r] |= bit if line[r] >= 0 else np.int32(0)
+                    word[r] |= bit if line[r] >= zero else np.int32(0)
                     doubt[r] |= np.int32(not (abs(line[r]) > bounds[r]))
             r = 0
             while r < count:
                 head, place = divmod(first + start + r, n)
                 length = min(count - r, n - place)
-                into = codes[head, table, place : place + length]
-                for k in range(length):
-                    bits = np.int64(word[r + k]) << np.int64(low)
-                    into[k] = bits if low == 0 else into[k] | bits
+                into, bits = codes[head, table, place : place + length], word[r : r + length]
+                if low == 0:
+                    for k in range(length):
+                        into[k] = bits[k]
+                else:
+                    for k in range(length):
+                        into[k] |= np.int64(bits[k]) << np.int64(low)
                 r += length
     for r in range(count):
         if doubt[r] != 0:
@@ -239,11 +256,12 @@ def _pack_axes(product, first, start, stop, rows, matrices, axes, spread, hashes
 @kernel
 def _challenge(line, axis, largest, second, winner):
     """Let each row's coordinate on one more axis try for its largest absolute value; the first axis wins a tie."""
+    zero = line.dtype.type(0)
     for r in range(len(line)):
         size = abs(line[r])
         wins = size > largest[r]
         runner_up = max(min(size, largest[r]), second[r])
-        name = np.int32(2 * axis) + np.int32(line[r] < 0)
+        name = np.int32(2 * axis) + np.int32(line[r] < zero)
         second[r] = runner_up
         winner[r] = name if wins else winner[r]
         largest[r] = size if wins else largest[r]

@@ -17,6 +17,7 @@ from annattn.kernels.codes import heads_and_shares
 from annattn.kernels.interface import Order
 from annattn.kernels.numba import memory
 from annattn.kernels.numba.compiled import kernel, say_if_slow
+from annattn.kernels.numba.dense import DenseTables
 from annattn.kernels.numba.numbering import number_codes, room_for
 from annattn.kernels.numba.rows import add_row, divide_row, set_row, set_to_sum
 from annattn.kernels.numba.threads import pieces_of, run_pieces
@@ -25,8 +26,10 @@ from annattn.lsh import NO_BUCKET
 __all__ = ["bucket_sums"]
 
 _TABLES = 2**20  # bytes of rows that tables worked on together may have
-_STRIP = 512  # rows of the inputs worked on together
+_STRIP = 128  # rows of the inputs worked on together
 _COLUMNS = 16  # columns that are worth a thread of their own
+_FEW = 3  # groups that are worked on one after the other, each by all threads, if their buckets are crowded:
+_CROWDED = 8  # at least so many members each, on average
 _FLUSH = 1024  # members after which a float32 sum is added to a float64 one, so that it does not drift
 
 _EMPTY = -1  # a bucket without members; one member is its index, and several are _SEVERAL minus the number of their row
@@ -72,17 +75,30 @@ def bucket_sums(
         return value.new_zeros(*target_codes.shape[:3], width), torch.zeros(target_codes.shape[:3], dtype=torch.int64)
     out = memory.empty(*target_codes.shape[:3], width, dtype=value.dtype)
     count = memory.empty(*target_codes.shape[:3])
+    target_codes, source_codes = (x.transpose(2, 3).contiguous() for x in (target_codes, source_codes))
+    targets = target_codes.numpy().reshape(groups, share, tables, n)
+    sources = source_codes.numpy().reshape(groups, share_sources, tables, m)
     flat, base, stride = memory.flat(value)
     starts = np.array([[base(b, h * share_sources + s) for s in range(share_sources)]
                        for b in range(batch) for h in range(heads)], np.int64)  # fmt: skip
+    if groups <= _FEW and 0 < _CROWDED * buckets <= m:
+        totals, counts = out.numpy().reshape(groups, -1), count.numpy().reshape(groups, share, n)
+        step = 1 if one_table_at_a_time else tables
+        with say_if_slow("dense sums", value.dtype, order == Order.ALL):
+            for group in range(groups):
+                for first in range(0, tables, step):
+                    dense = DenseTables(
+                        targets[group], sources[group], buckets, first, step, flat, starts[group], stride, width,
+                        divide and first + step == tables, lost,
+                    )  # fmt: skip
+                    dense.add(run_pieces, int(order), totals[group], counts[group])
+        return out, count
     rows = share_sources * m // 2 + 1
     if 0 < buckets <= _direct(share * n, share_sources * m):
         rows = min(rows, buckets)
     together = 1 if one_table_at_a_time else max(1, min(tables, _TABLES // (rows * max(width, 1) * value.itemsize)))
     work = Sums(
-        target_codes.transpose(2, 3).contiguous().numpy().reshape(groups, share, tables, n),
-        source_codes.transpose(2, 3).contiguous().numpy().reshape(groups, share_sources, tables, m),
-        flat, starts, stride, width, buckets, together, int(order),
+        targets, sources, flat, starts, stride, width, buckets, together, int(order),
         out.numpy().reshape(-1), count.numpy().reshape(groups, share, n), divide, lost,
     )  # fmt: skip
     # As many pieces as there are threads for: runs of groups, or columns of each group when groups are few.

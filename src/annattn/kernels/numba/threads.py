@@ -6,12 +6,13 @@ from several Python threads at once, survive a fork, and leave torch's OpenMP al
 
 import itertools
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-__all__ = ["Run", "pieces_of", "run_groups", "run_pieces"]
+__all__ = ["Run", "pieces_of", "run_groups", "run_on_workers", "run_pieces"]
 
 _ENOUGH = 2**17  # operations below which a second thread costs more than it saves
 
@@ -47,6 +48,31 @@ def run_pieces(work: Callable[[int], object], count: int) -> None:
         for future in futures:
             if not future.cancel():
                 future.result()
+
+
+def run_on_workers(work: Callable[[int], object], count: int) -> None:
+    """The same for work that calls torch: only on threads in which torch uses no threads of its own.
+
+    Those of torch's OpenMP keep their cores busy for a while after each call, waiting for more.
+
+    >>> done = []
+    >>> run_on_workers(done.append, 3)
+    >>> sorted(done)
+    [0, 1, 2]
+    """
+    if count == 1 or torch.get_num_threads() == 1:
+        for piece in range(count):
+            work(piece)
+        return
+    pieces = itertools.count()
+
+    def drain() -> None:
+        while (piece := next(pieces)) < count:
+            work(piece)
+
+    futures = [_threads().submit(drain) for _ in range(min(torch.get_num_threads(), count))]
+    for future in futures:
+        future.result()
 
 
 def pieces_of(groups: int, operations: int, columns: int) -> tuple[int, int]:
@@ -88,8 +114,18 @@ def _serially(work: Callable[[int], object], count: int) -> None:
 def _threads() -> ThreadPoolExecutor:
     global _pool
     if _pool is None:
-        _pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="annattn")
+        _pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="annattn", initializer=_be_single)
     return _pool
+
+
+def _be_single() -> None:
+    # The number of torch's threads belongs to the thread that sets it. What is not its own is the number that threads
+    # yet to come begin with, so that is put back.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    restore = threading.Thread(target=torch.set_num_threads, args=(before,))
+    restore.start()
+    restore.join()
 
 
 def _forget() -> None:
