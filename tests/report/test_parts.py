@@ -68,21 +68,16 @@ class TestAttention:
                 seen["value"] = v
                 return seen["out"]
 
-            rate = model.config.recency[number]
             block.attend = spy
             other(inputs)
             weights = np.zeros((n, n))
             weights[np.tril_indices(n)] = bytes_ / 255
-            # What the layer reads is these weights times its values, which may grow with their position.
+            # What the mechanism reads is these weights times the values it is given.
             head = layer["head"]
-            value = seen["value"][0, head].detach().double().numpy() * 2.0 ** (rate * np.arange(n))[:, None]
+            value = seen["value"][0, head].detach().double().numpy()
             read, found = weights @ value, seen["out"][0, head].detach().double().numpy()
             # A byte is off by at most half of 1/255, and a weight of 0 not at all.
             off = (weights > 0) @ np.linalg.norm(value, axis=1) * 0.5 / 255
-            if rate:  # what is read is scaled to one length, but for queries that met nobody
-                length = np.linalg.norm(read, axis=1)
-                scale = np.where(length > 0, math.sqrt(value.shape[1]) / np.where(length > 0, length, 1), 0)
-                read, off = read * scale[:, None], 2 * off * scale
             assert (np.linalg.norm(found - read, axis=1) <= off + 1e-5).all()
             assert np.linalg.norm(found, axis=1).max() > 3 * off.max()
 

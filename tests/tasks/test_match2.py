@@ -125,7 +125,7 @@ def test_bad_parameters_are_named():
     with pytest.raises(InputError, match="modulus: got 1, expected an integer of at least 2"):
         Match2(modulus=1)
     assert Match2(n=2, modulus=1, with_zero=True).solve([1, 1]).tolist() == [1, 1]
-    with pytest.raises(InputError, match="modulus: got 2147483648, expected at most 2,147,483,647"):
+    with pytest.raises(InputError, match=r"modulus: got 2147483648, expected an integer below 2\^31"):
         Match2(modulus=2**31)
     with pytest.raises(InputError, match="originals: got 3, expected an integer of at least 4"):
         Match2().sample(32, seed=0, originals=3)

@@ -1,14 +1,14 @@
 """Approximate Nearest Neighbor Attention: Definition "ANN Attention", by Algorithm 1 or the linear-memory algorithm."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from annattn.attention import reference
-from annattn.attention.inputs import accumulator, bucket_hint, check_hasher, check_inputs, hash_inputs
+from annattn.attention.inputs import check_inputs, hash_inputs
 from annattn.attention.mechanism import Attend, Gradient, Mechanism, TrainableConfig
 from annattn.checks import require_choice
 from annattn.kernels import Order, bucket_attention
@@ -18,6 +18,7 @@ __all__ = ["MECHANISM", "AnnaConfig", "anna_attention", "anna_weights"]
 
 Empty = Literal["zero", "nan"]
 Algorithm = Literal["auto", "tables", "linear_memory"]
+_EMPTY, _ALGORITHMS = get_args(Empty), get_args(Algorithm)
 
 
 def anna_attention(
@@ -55,10 +56,10 @@ def anna_attention(
     >>> aa.anna_attention(x, x, torch.arange(4.0).reshape(1, 1, 4, 1), hasher).flatten()
     tensor([1.5000, 1.0000, 2.0000, 1.5000])
     """
-    check_inputs(query, key, value, key_mask, is_causal=is_causal)
-    check_hasher(hasher, query)
-    require_choice("empty", empty, ("zero", "nan"))
-    require_choice("algorithm", algorithm, ("auto", "tables", "linear_memory"))
+    check_inputs(query, key, value, key_mask, is_causal=is_causal, hasher=hasher)
+    if empty not in _EMPTY or algorithm not in _ALGORITHMS:
+        require_choice("empty", empty, _EMPTY)
+        require_choice("algorithm", algorithm, _ALGORITHMS)
     query_codes, key_codes = hash_inputs(hasher, query, key, key_mask)
     n_keys = key.shape[2]
     rows_in_tables = hasher.tables * min(hasher.buckets or n_keys, n_keys)
@@ -66,11 +67,11 @@ def anna_attention(
     out, count = bucket_attention(
         query,
         key,
-        value.to(accumulator(value.dtype)),
+        value.float() if value.dtype.itemsize < 4 else value,
         (query_codes, key_codes),
         hasher,
         order=Order.CAUSAL if is_causal else Order.ALL,
-        buckets=bucket_hint(hasher),
+        buckets=hasher.dense_buckets,
         one_table_at_a_time=one_table,
         gradient=gradient,
     )

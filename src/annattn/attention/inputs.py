@@ -1,5 +1,7 @@
 """What every mechanism checks of its inputs, and how heads are laid out for the kernels."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,6 @@ from annattn.lsh import IGNORED, Hasher
 
 __all__ = [
     "accumulator",
-    "bucket_hint",
     "check_hasher",
     "check_inputs",
     "check_mask",
@@ -23,10 +24,17 @@ _LAYOUT = "(batch, heads, n, dim)"
 
 
 def check_inputs(
-    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, *, is_causal: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    *,
+    is_causal: bool = False,
+    hasher: Any = False,
 ) -> None:
-    """Raise InputError unless shapes, dtypes and devices fit together."""
-    require_flag("is_causal", is_causal)
+    """Raise InputError unless shapes, dtypes and devices fit together, with each other and with a hasher."""
+    if not isinstance(is_causal, bool):
+        require_flag("is_causal", is_causal)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise InputError(name, given=type(tensor).__name__, expected="a torch.Tensor", hint="torch.as_tensor(...)")
@@ -59,7 +67,10 @@ def check_inputs(
             expected=f"a multiple of the {key.shape[1]} key heads",
             hint="grouped-query attention shares each key head among equally many query heads",
         )
-    check_mask(key, key_mask)
+    if key_mask is not None:
+        check_mask(key, key_mask)
+    if hasher is not False and not (isinstance(hasher, Hasher) and hasher.family.dim == query.shape[3]):
+        check_hasher(hasher, query)
 
 
 def check_mask(key: Tensor, key_mask: Tensor | None) -> None:
@@ -115,8 +126,3 @@ def hash_inputs(hasher: Hasher, query: Tensor, key: Tensor, key_mask: Tensor | N
     if key_mask is not None:
         key_codes = key_codes.masked_fill(~key_mask[:, None, :, None], IGNORED)
     return query_codes, key_codes
-
-
-def bucket_hint(hasher: Hasher) -> int:
-    """How many buckets a table has, for kernels to choose dense tables by; 0 when far too many for that."""
-    return hasher.buckets if hasher.buckets is not None and hasher.buckets < 2**40 else 0

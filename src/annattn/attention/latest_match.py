@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from annattn.attention import reference
-from annattn.attention.inputs import accumulator, bucket_hint, check_hasher, check_inputs, hash_inputs
+from annattn.attention.inputs import accumulator, check_hasher, check_inputs, hash_inputs
 from annattn.attention.mechanism import Attend, Causal, Gradient, Mechanism, TrainableConfig
 from annattn.kernels import Order, nan_targets, newest, newest_attention
 from annattn.lsh import Hasher, Hyperplane
@@ -38,7 +38,7 @@ def latest_match_attention(
     check_inputs(query, key, value, key_mask)
     check_hasher(hasher, query)
     query_codes, key_codes = hash_inputs(hasher, query, key, key_mask)
-    positions = newest(query_codes, key_codes, bucket_hint(hasher))
+    positions = newest(query_codes, key_codes, hasher.dense_buckets)
     out = newest_attention(query, key, value.to(accumulator(value.dtype)), positions, hasher, gradient)
     unknown = nan_targets(query_codes, key_codes, Order.CAUSAL)
     return out.masked_fill(unknown[..., None], torch.nan).to(value.dtype)

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from annattn.attention.inputs import accumulator, bucket_hint, hash_inputs
+from annattn.attention.inputs import accumulator, hash_inputs
 from annattn.attention.slots import make_slots
 from annattn.checks import require_choice, require_count
 from annattn.errors import InputError
@@ -110,7 +110,7 @@ class BucketState:
         if self.keep == "sum":
             before = self.read(query)
             wide = value.to(accumulator(value.dtype))
-            more, met = bucket_sum(query_codes, key_codes, wide, Order.CAUSAL, bucket_hint(self.hasher), False)
+            more, met = bucket_sum(query_codes, key_codes, wide, Order.CAUSAL, self.hasher.dense_buckets, False)
             total, count = before.total + more, before.count + met
         else:
             before, total, count = self._scan_newest(query, value, query_codes, key_codes)
@@ -122,7 +122,7 @@ class BucketState:
         self, query: Tensor, value: Tensor, query_codes: Tensor, key_codes: Tensor
     ) -> tuple[Reading, Tensor, Tensor]:
         """Per table the newest of the new keys, or where there is none, what the bucket held before."""
-        positions = newest(query_codes, key_codes, bucket_hint(self.hasher))
+        positions = newest(query_codes, key_codes, self.hasher.dense_buckets)
         hashable, share = self.hasher.hashable(query), query.shape[1] // self.heads
         slots = self._slots.find(query, hashable, create=False, share=share)
         slots = torch.where(positions >= 0, 0, slots)

@@ -26,6 +26,11 @@ __all__ = [
 ]
 
 
+def _runs_now() -> bool:
+    """Whether nobody is tracing or transforming the call, so that what needs no gradient can do without an op."""
+    return not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+
+
 def hash_call(hasher: Hasher, query: Tensor, key: Tensor) -> Call:
     """The hashing of these rows, described."""
     return Call(
@@ -48,8 +53,8 @@ def _bucket_call(operation: Operation, target_codes: Tensor, source_codes: Tenso
 
 def hash_pair(hasher: Hasher, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Codes of queries and keys, comparable with each other; traceable for the families listed in FAMILIES."""
-    if type(hasher.family) not in FAMILIES.values():
-        return choose(hash_call(hasher, query, key)).hash_pair(hasher, query, key)
+    if _runs_now() or type(hasher.family) not in FAMILIES.values():
+        return choose(hash_call(hasher, query, key)).hash_pair(hasher, query.detach(), key.detach())
     return _hash_pair(query, key, list(hasher.parameters), hasher.spec)
 
 
@@ -243,8 +248,13 @@ def bucket_attention(
     gradient: str,
 ) -> tuple[Tensor, Tensor]:
     """`bucket_mean`, with a gradient for queries and keys."""
-    wanted = wanted_gradient(hasher, gradient, query, key)
+    wanted = "none"
+    if gradient != "none" and (query.requires_grad or key.requires_grad or gradient not in GRADIENTS):
+        wanted = wanted_gradient(hasher, gradient, query, key)
     if wanted == "none":
+        if _runs_now() and not (value.requires_grad and torch.is_grad_enabled()):
+            backend = choose(_bucket_call("bucket_mean", *codes, value, order))
+            return backend.bucket_mean(*codes, value, Order(order), buckets, one_table_at_a_time)
         return bucket_mean(*codes, value, order, buckets, one_table_at_a_time)
     return _bucket_attention(query, key, value, *codes, order, buckets, one_table_at_a_time, wanted, hasher.spec)
 

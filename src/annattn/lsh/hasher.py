@@ -38,6 +38,8 @@ class Hasher:
     >>> x = torch.tensor([[1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]])
     >>> bool((hasher(x)[0] == hasher(x)[1]).all())
     True
+    >>> hasher.buckets
+    256
     """
 
     family: HashFamily
@@ -46,6 +48,10 @@ class Hasher:
     seed: int
     parameters: tuple[Tensor, ...] = field(repr=False, compare=False)
     spec: str = field(init=False, repr=False, compare=False)
+    buckets: int | None = field(init=False, repr=False, compare=False)
+    """Codes are below this number; None when the hash values do not fit a code of 63 bits."""
+    dense_buckets: int = field(init=False, repr=False, compare=False)
+    """The same, or 0 if there are far too many for a table that has a place for each."""
 
     def __post_init__(self) -> None:
         functions = self.tables * self.hashes
@@ -63,24 +69,15 @@ class Hasher:
         except TypeError:  # a user's family that cannot be hashed
             spec = _spec.__wrapped__(*described)
         object.__setattr__(self, "spec", spec)
+        values = self.family.values
+        buckets = None if values is None or values**self.hashes > 2**CODE_BITS else values**self.hashes
+        object.__setattr__(self, "buckets", buckets)
+        object.__setattr__(self, "dense_buckets", buckets if buckets is not None and buckets < 2**40 else 0)
 
     @property
     def dim(self) -> int:
         """Length of the rows it hashes."""
         return self.family.dim
-
-    @property
-    def buckets(self) -> int | None:
-        """Codes are below this number; None when the hash values do not fit a code of 63 bits.
-
-        >>> import annattn as aa
-        >>> aa.lsh.Hyperplane(4).sample(tables=8, hashes=8).buckets
-        256
-        """
-        values = self.family.values
-        if values is None or values**self.hashes > 2**CODE_BITS:
-            return None
-        return values**self.hashes
 
     @property
     def device(self) -> torch.device:

@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numba
@@ -29,32 +29,23 @@ def kernel(function: Callable[..., Any] | None = None, *, fastmath: set[str] | b
         return numba.njit(function, **options)
 
 
-_warm: set[tuple[object, ...]] = set()
-_SILENCE = nullcontext()
-
-
-def say_if_slow(*what: object) -> AbstractContextManager[None]:
-    """The first time `what` runs, tell whoever is at the screen if that takes more than a second."""
-    return _SILENCE if what in _warm else _first_time(what)
-
-
 _said = threading.Event()
 
 
 def _say() -> None:
-    """Once a process is enough."""
+    """Once per process is enough."""
     if not _said.is_set():
         _said.set()
         sys.stderr.write(_NOTICE)
 
 
 @contextmanager
-def _first_time(what: tuple[object, ...]) -> Iterator[None]:
+def say_if_slow() -> Iterator[None]:
+    """Tell whoever is at the screen if the block takes more than a second."""
     timer = threading.Timer(_PATIENCE, _say)
     timer.daemon = True
     timer.start()
     try:
         yield
-        _warm.add(what)
     finally:
         timer.cancel()

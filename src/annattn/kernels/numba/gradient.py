@@ -14,7 +14,7 @@ from torch import Tensor
 from annattn.kernels.codes import heads_and_shares
 from annattn.kernels.interface import GradientInputs, Order
 from annattn.kernels.numba import memory
-from annattn.kernels.numba.compiled import kernel, say_if_slow
+from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.numbering import slots_of
 from annattn.kernels.numba.outer import LINE, ROWS, add_turns, sort_by_bucket
 from annattn.kernels.numba.threads import Run, run_groups
@@ -85,8 +85,7 @@ def constant_gradient(inputs: GradientInputs) -> tuple[Tensor, Tensor]:
         _in_rows(run, 1, share * n, finish_queries)
         _in_rows(run, 1, m, finish_keys)
 
-    with say_if_slow("gradient", dtype):
-        run_groups(one_group, groups)
+    run_groups(one_group, groups, "gradient", dtype)
     return grad_query, grad_key
 
 
@@ -121,8 +120,8 @@ class _Layout:
 
 def _part(flat, of: tuple[int, int], start: int) -> tuple[np.ndarray, int]:
     """A flat array from row `start` of a head on, and the stride of its rows."""
-    array, base, stride = flat
-    return array[base(*of) + start * stride :], stride
+    array, starts, stride = flat
+    return array[starts[of] + start * stride :], stride
 
 
 def _in_rows(run: Run, heads: int, n: int, work) -> None:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from annattn.kernels.codes import heads_and_shares
 from annattn.kernels.numba import memory
-from annattn.kernels.numba.compiled import kernel, say_if_slow
+from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.numbering import number_rows
 from annattn.kernels.numba.threads import run_on_workers, run_pieces
-from annattn.lsh import NO_BUCKET, CrossPolytope, Hasher, Hyperplane, Identity
+from annattn.lsh import NO_BUCKET, CrossPolytope, Hasher, Identity
 
 __all__ = ["equal_rows", "hash_rows"]
 
@@ -40,39 +40,51 @@ _HUGE = 1e100  # `lsh.rows.rescale_huge` scales rows with larger entries down
 
 def hash_rows(hasher: Hasher, x: Tensor) -> Tensor:
     """Codes of rows (batch, heads, n, dim): see `Backend.hash_rows`."""
-    hasher.family.check_rows(x)
+    if not x.dtype.is_floating_point:
+        hasher.family.check_rows(x)
     batch, heads, n, dim = x.shape
     # Tables lie apart in memory, as the sums want them.
     codes = memory.empty(batch, heads, hasher.tables, n)
     if codes.numel():
         rows = x.detach()
         rows = (rows.float() if x.dtype.itemsize < 4 else rows).reshape(-1, dim)
-        with say_if_slow("hash", type(hasher.family), rows.dtype):
-            _HASH[type(hasher.family)](hasher, rows, codes.numpy().reshape(-1, hasher.tables, n))
+        structured = isinstance(hasher.family, CrossPolytope) and hasher.family.rotation == "structured"
+        (_hash_by_rotations if structured else _hash_by_products)(
+            hasher, rows, codes.numpy().reshape(-1, hasher.tables, n)
+        )
     return codes.transpose(2, 3)
 
 
-def _hash_by_planes(hasher: Hasher, rows: Tensor, codes: np.ndarray) -> None:
-    normals = hasher.parameters[0]
-    planes, exact_rows = normals.numpy(), rows.numpy()
-    spread = _spread(planes.shape[1]) * _longest(planes)
+def _hash_by_products(hasher: Hasher, rows: Tensor, codes: np.ndarray) -> None:
+    """By projections: torch's matrix product of a block of rows, then a loop that packs what it gave."""
+    vectors = hasher.parameters[0]  # normals (functions, dim), or matrices (functions, axes, dim)
+    pack, axes = (_pack_signs, 1) if vectors.ndim == 2 else (_pack_axes, vectors.shape[1])
+    vectors = vectors.reshape(-1, rows.shape[1])
+    longest = float(vectors.double().square().sum(1).max().sqrt())
+    unit = (rows.shape[1] + 1) * _UNIT
+    spread = _SLACK * unit / (1 - unit) * longest
+    exact_rows, exact_vectors = rows.numpy(), vectors.numpy()
+    # What the user allows of lower precision in other products must not decide a hash.
+    in_float32 = rows.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    dtype = torch.float32 if in_float32 else torch.float64
+    vectors, functions = vectors.to(dtype), len(vectors)
+    size = max(_LANES, _BLOCK // functions // _LANES * _LANES)
 
-    def block(product: np.ndarray, first: int, start: int, stop: int) -> None:
-        _pack_signs(product, first, start, stop, exact_rows, planes, spread, hasher.hashes, codes)
+    def block(number: int) -> None:
+        part = rows[number * size : (number + 1) * size].to(dtype)
+        # The same room each time: fresh memory would cost as much as the product.
+        if getattr(_kept, "room", None) is None or len(_kept.room) < functions * len(part) or _kept.room.dtype != dtype:
+            with torch.inference_mode(False):
+                _kept.room = torch.empty(max(_BLOCK, functions * len(part)), dtype=dtype)
+        product = _kept.room[: functions * len(part)].view(functions, len(part))
+        # Autocast knows mm, and leaves mm with an `out` alone.
+        torch.mm(vectors, part.T, out=product)
+        pack(product.numpy(), number * size, exact_rows, exact_vectors, axes, spread, hasher.hashes, codes)
 
-    _in_blocks(normals, rows, block)
+    run_on_workers(block, -(-len(rows) // size), "products", pack, dtype, rows.dtype)
 
 
-def _hash_by_matrices(hasher: Hasher, rows: Tensor, codes: np.ndarray) -> None:
-    matrices = hasher.parameters[0]  # (functions, axes, dim)
-    flat = matrices.flatten(0, 1)
-    exact_rows, axes = rows.numpy(), matrices.shape[1]
-    spread = 2 * _spread(matrices.shape[2]) * _longest(flat.numpy())
-
-    def block(product: np.ndarray, first: int, start: int, stop: int) -> None:
-        _pack_axes(product, first, start, stop, exact_rows, flat.numpy(), axes, spread, hasher.hashes, codes)
-
-    _in_blocks(flat, rows, block)
+_kept = threading.local()
 
 
 def _hash_by_rotations(hasher: Hasher, rows: Tensor, codes: np.ndarray) -> None:
@@ -84,55 +96,7 @@ def _hash_by_rotations(hasher: Hasher, rows: Tensor, codes: np.ndarray) -> None:
         start = number * per_piece * _LANES
         _rotate_rows(start, min(start + per_piece * _LANES, len(rows)), exact_rows, signs, hasher.hashes, codes)
 
-    run_pieces(piece, -(-pieces // per_piece))
-
-
-_HASH = {
-    Hyperplane: _hash_by_planes,
-    CrossPolytope: lambda hasher, rows, codes: (
-        _hash_by_rotations if hasher.family.rotation == "structured" else _hash_by_matrices
-    )(hasher, rows, codes),
-}
-
-
-def _spread(dim: int) -> float:
-    """The bound on the error of a projection, over the lengths of both vectors."""
-    unit = (dim + 1) * _UNIT
-    return _SLACK * unit / (1 - unit)
-
-
-def _longest(vectors: np.ndarray) -> float:
-    return float(np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64).max()))
-
-
-def _in_blocks(vectors: Tensor, rows: Tensor, work) -> None:
-    """Call work(vectors · rowsᵀ, first row, start, stop) for the columns [start, stop) of blocks of rows."""
-    # What the user allows of lower precision in other products must not decide a hash.
-    exact = rows.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-    dtype = torch.float32 if exact else torch.float64
-    vectors = vectors.to(dtype)
-    functions = len(vectors)
-    size = max(_LANES, _BLOCK // functions // _LANES * _LANES)
-
-    def block(number: int) -> None:
-        first = number * size
-        part = rows[first : first + size].to(dtype)
-        # Autocast knows mm, and leaves mm with an `out` alone.
-        product = torch.mm(vectors, part.T, out=_room(functions * len(part), dtype).view(functions, len(part)))
-        work(product.numpy(), first, 0, len(part))
-
-    run_on_workers(block, -(-len(rows) // size))
-
-
-_rooms = threading.local()
-
-
-def _room(size: int, dtype: torch.dtype) -> Tensor:
-    """Room for the projections of a block, the same each time: fresh memory would cost as much as they do."""
-    if getattr(_rooms, "kept", None) is None or len(_rooms.kept) < size or _rooms.kept.dtype != dtype:
-        with torch.inference_mode(False):
-            _rooms.kept = torch.empty(max(size, _BLOCK), dtype=dtype)
-    return _rooms.kept[:size]
+    run_pieces(piece, -(-pieces // per_piece), "rotations", rows.dtype)
 
 
 @kernel(fastmath={"reassoc", "contract"})
@@ -147,13 +111,13 @@ def _set_bounds(rows, first, spread, bounds):
 
 
 @kernel
-def _pack_signs(product, first, start, stop, rows, planes, spread, hashes, codes):
-    """Write the codes of rows [first + start, first + stop), whose projections are product[:, start:stop].
+def _pack_signs(product, first, rows, planes, axes, spread, hashes, codes):
+    """Write the codes of rows from `first` on, whose projections are the columns of `product`: their signs.
 
     codes are (heads, tables, n); rows are numbered through the heads.
     """
-    for tile in range(start, stop, _TILE):
-        _pack_tile(product, first, tile, min(tile + _TILE, stop), rows, planes, spread, hashes, codes)
+    for tile in range(0, product.shape[1], _TILE):
+        _pack_tile(product, first, tile, min(tile + _TILE, product.shape[1]), rows, planes, spread, hashes, codes)
 
 
 @kernel
@@ -223,14 +187,14 @@ def _dot(row, vector, scale):
 
 
 @kernel
-def _pack_axes(product, first, start, stop, rows, matrices, axes, spread, hashes, codes):
+def _pack_axes(product, first, rows, matrices, axes, spread, hashes, codes):
     """The same with the nearest signed axis of each function's `axes` projections as its digit."""
-    tables = codes.shape[1]
-    count = stop - start
+    tables, count = codes.shape[1], product.shape[1]
     bounds, exact = np.empty(count, np.float32), np.empty(axes)
     largest, second = np.empty(count, product.dtype), np.empty(count, product.dtype)
     winner, code = np.empty(count, np.int32), np.empty(count, np.int64)
-    _set_bounds(rows, first + start, spread, bounds)
+    # Both the largest and the second may be off.
+    _set_bounds(rows, first, 2 * spread, bounds)
     for table in range(tables):
         code[:] = 0
         place = np.int64(1)
@@ -238,11 +202,11 @@ def _pack_axes(product, first, start, stop, rows, matrices, axes, spread, hashes
             function = table * hashes + h
             largest[:], second[:], winner[:] = -1, -1, 0
             for k in range(axes):
-                _challenge(product[function * axes + k, start:stop], k, largest, second, winner)
+                _challenge(product[function * axes + k], k, largest, second, winner)
             for r in range(count):
                 digit = winner[r]
                 if not (largest[r] - second[r] > bounds[r]):
-                    row = rows[first + start + r]
+                    row = rows[first + r]
                     scale = _scale(row)
                     if scale > 0:
                         for k in range(axes):
@@ -250,7 +214,7 @@ def _pack_axes(product, first, start, stop, rows, matrices, axes, spread, hashes
                         digit = _digit(exact)
                 code[r] += place * digit
             place *= 2 * axes
-        _put(code, rows, first + start, table, bounds, codes)
+        _put(code, rows, first, table, bounds, codes)
 
 
 @kernel
@@ -390,6 +354,5 @@ def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         of_keys[b, h, :, 0] = numbers[:m]
         of_queries[b, mine, :, 0] = numbers[m:].reshape(share, n)
 
-    with say_if_slow("rows"):
-        run_pieces(one, key.shape[0] * heads)
+    run_pieces(one, key.shape[0] * heads, "rows")
     return query_codes, key_codes

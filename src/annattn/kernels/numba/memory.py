@@ -3,7 +3,6 @@
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -17,25 +16,23 @@ _WORTH_KEEPING = 2**20  # bytes; the C library sees to smaller ones
 _NUMPY = {torch.int64: np.int64, torch.float32: np.float32, torch.float64: np.float64}
 
 
-def flat(x: Tensor) -> tuple[np.ndarray, Callable[[int, int], int], int]:
-    """The storage of a 4-axis tensor as one flat array, where the rows of a head start in it, and a row's stride.
+def flat(x: Tensor) -> tuple[np.ndarray, np.ndarray, int]:
+    """The storage of a 4-axis tensor as one flat array, where the rows of each head start in it, and a row's stride.
 
-    >>> array, start, stride = flat(torch.zeros(2, 3, 5, 4)[:, :, 1:])
-    >>> start(1, 2), stride
+    >>> array, starts, stride = flat(torch.zeros(2, 3, 5, 4)[:, :, 1:])
+    >>> int(starts[1, 2]), stride
     (104, 4)
     """
     x = x.detach()
     if x.stride(-1) != 1:
         x = x.contiguous()
-    if x.is_contiguous() and x.numel():  # nothing but a short cut: a decode step is shorter than what follows
-        _, heads, n, width = x.shape
-        return x.view(-1).numpy(), lambda b, h: (b * heads + h) * n * width, width
+    batch, heads, n, _ = x.shape
     strides, offset = x.stride(), int(x.storage_offset())
     if not x.numel():
-        return x.new_empty(1).numpy(), lambda b, h: 0, strides[2]
-    size = offset + sum((length - 1) * stride for length, stride in zip(x.shape, strides, strict=True)) + 1
-    array = x.as_strided((size,), (1,), 0).numpy()
-    return array, lambda b, h: offset + b * strides[0] + h * strides[1], strides[2]
+        return x.new_empty(1).numpy(), np.zeros((batch, heads), np.int64), strides[2]
+    size = offset + (batch - 1) * strides[0] + (heads - 1) * strides[1] + (n - 1) * strides[2] + x.shape[3]
+    starts = offset + np.add.outer(np.arange(batch) * strides[0], np.arange(heads) * strides[1])
+    return x.as_strided((size,), (1,), 0).numpy(), starts, strides[2]
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:

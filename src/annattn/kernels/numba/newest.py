@@ -6,7 +6,7 @@ from torch import Tensor
 
 from annattn.kernels.codes import heads_and_shares
 from annattn.kernels.interface import NOT_FOUND, GradientInputs
-from annattn.kernels.numba.compiled import kernel, say_if_slow
+from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.numbering import slots_of
 from annattn.kernels.numba.threads import run_pieces
 from annattn.lsh.rows import directions_and_lengths
@@ -32,8 +32,7 @@ def newest(target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
         group, table = divmod(piece, tables)
         _newest(targets[group], sources[group][0], table, max(slots[group], 1), m - n, into[group])
 
-    with say_if_slow("newest"):
-        run_pieces(one, batch * heads * tables)
+    run_pieces(one, batch * heads * tables, "newest")
     return found
 
 
@@ -44,8 +43,7 @@ def newest_mean(value: Tensor, newest: Tensor) -> Tensor:
         return mean
     values, found, shape = _by_group(value, newest)
     into = mean.numpy().reshape(*shape, value.shape[-1])
-    with say_if_slow("newest mean", value.dtype):
-        run_pieces(lambda group: _mean(values[group], found[group], into[group]), len(found))
+    run_pieces(lambda group: _mean(values[group], found[group], into[group]), len(found), "newest mean", value.dtype)
     return mean
 
 
@@ -57,8 +55,9 @@ def newest_value_gradient(value: Tensor, newest: Tensor, grad: Tensor) -> Tensor
     _, found, shape = _by_group(value, newest)
     grads = grad.contiguous().numpy().reshape(*shape, value.shape[-1])
     into = grad_value.numpy().reshape(-1, *value.shape[2:])
-    with say_if_slow("newest value gradient", grad.dtype):
-        run_pieces(lambda group: _scatter(grads[group], found[group], into[group]), len(found))
+    run_pieces(
+        lambda group: _scatter(grads[group], found[group], into[group]), len(found), "newest value gradient", grad.dtype
+    )
     return grad_value
 
 
@@ -85,8 +84,7 @@ def newest_gradient(inputs: GradientInputs) -> tuple[Tensor, Tensor]:
             to_query[group], to_key[group],
         )  # fmt: skip
 
-    with say_if_slow("newest gradient", dtype):
-        run_pieces(one, len(found))
+    run_pieces(one, len(found), "newest gradient", dtype)
     grads = []
     for grad, unit, length in ((grad_query, query, query_length), (grad_key, key, key_length)):
         grads.append((grad - (grad * unit).sum(-1, keepdim=True) * unit) / length)

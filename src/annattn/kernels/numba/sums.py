@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from annattn.kernels.codes import heads_and_shares
 from annattn.kernels.interface import Order
 from annattn.kernels.numba import memory
-from annattn.kernels.numba.compiled import kernel, say_if_slow
+from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.dense import DenseTables
 from annattn.kernels.numba.numbering import number_codes, room_for
 from annattn.kernels.numba.rows import add_row, divide_row, set_row, set_to_sum
@@ -45,7 +44,7 @@ class Sums(NamedTuple):
     starts: np.ndarray
     stride: int
     width: int
-    buckets: int  # codes are below it; 0 if that says nothing
+    buckets: int  # codes are below it, and index a table; 0 if they must be numbered first
     together: int  # tables worked on together
     order: int
     out: np.ndarray  # flat, of (groups, share, n, width)
@@ -66,59 +65,51 @@ def bucket_sums(
     divide: bool,
 ) -> tuple[Tensor, Tensor]:
     """Sums, or means if `divide`, and counts: see `Backend`. Sets lost[0] if a row without a bucket is met."""
-    heads, share, share_sources = heads_and_shares(target_codes, source_codes)
-    batch, _, n, tables = target_codes.shape
-    m, width = source_codes.shape[2], value.shape[-1]
+    batch, all_targets, n, tables = target_codes.shape
+    _, all_sources, m, width = value.shape
+    heads = min(all_targets, all_sources)
+    share, share_sources = all_targets // max(heads, 1), all_sources // max(heads, 1)
     groups = batch * heads
     if not target_codes.numel() or not source_codes.numel():
         lost[0] = True  # for all that is known: nobody looked
         return value.new_zeros(*target_codes.shape[:3], width), torch.zeros(target_codes.shape[:3], dtype=torch.int64)
     out = memory.empty(*target_codes.shape[:3], width, dtype=value.dtype)
     count = memory.empty(*target_codes.shape[:3])
-    target_codes, source_codes = (x.transpose(2, 3).contiguous() for x in (target_codes, source_codes))
-    targets = target_codes.numpy().reshape(groups, share, tables, n)
-    sources = source_codes.numpy().reshape(groups, share_sources, tables, m)
-    flat, base, stride = memory.flat(value)
-    starts = np.array([[base(b, h * share_sources + s) for s in range(share_sources)]
-                       for b in range(batch) for h in range(heads)], np.int64)  # fmt: skip
+    targets = target_codes.transpose(2, 3).contiguous().numpy().reshape(groups, share, tables, n)
+    sources = source_codes.transpose(2, 3).contiguous().numpy().reshape(groups, share_sources, tables, m)
+    flat, starts, stride = memory.flat(value)
+    starts = starts.reshape(groups, share_sources)
     if groups <= _FEW and 0 < _CROWDED * buckets <= m:
         totals, counts = out.numpy().reshape(groups, -1), count.numpy().reshape(groups, share, n)
         step = 1 if one_table_at_a_time else tables
-        with say_if_slow("dense sums", value.dtype, order == Order.ALL):
-            for group in range(groups):
-                for first in range(0, tables, step):
-                    dense = DenseTables(
-                        targets[group], sources[group], buckets, first, step, flat, starts[group], stride, width,
-                        divide and first + step == tables, lost,
-                    )  # fmt: skip
-                    dense.add(run_pieces, int(order), totals[group], counts[group])
+        for group in range(groups):
+            for first in range(0, tables, step):
+                dense = DenseTables(
+                    targets[group], sources[group], buckets, first, step, flat, starts[group], stride, width,
+                    divide and first + step == tables, lost,
+                )  # fmt: skip
+                dense.add(run_pieces, int(order), totals[group], counts[group])
         return out, count
-    rows = share_sources * m // 2 + 1
-    if 0 < buckets <= _direct(share * n, share_sources * m):
-        rows = min(rows, buckets)
+    # Up to this many buckets a table is indexed by the code itself: its emptying must not outweigh the rows.
+    direct = 0 < buckets <= 4 * (share * n + share_sources * m) + 256
+    rows = min(share_sources * m // 2 + 1, buckets) if direct else share_sources * m // 2 + 1
     together = 1 if one_table_at_a_time else max(1, min(tables, _TABLES // (rows * max(width, 1) * value.itemsize)))
     work = Sums(
-        targets, sources, flat, starts, stride, width, buckets, together, int(order),
+        targets, sources, flat, starts, stride, width, buckets if direct else 0, together, int(order),
         out.numpy().reshape(-1), count.numpy().reshape(groups, share, n), divide, lost,
     )  # fmt: skip
     # As many pieces as there are threads for: runs of groups, or columns of each group when groups are few.
     pieces, columns = pieces_of(groups, tables * (n * share + m * share_sources) * width, width // _COLUMNS)
-    edges = [groups * piece // pieces for piece in range(pieces + 1)]
-    seams = [width * part // columns // 8 * 8 for part in range(columns)] + [width]
+    edges = groups * np.arange(pieces + 1) // pieces
+    seams = width * np.arange(columns + 1) // columns // 8 * 8
+    seams[-1] = width
 
     def one(piece: int) -> None:
         run, part = divmod(piece, columns)
         _add_groups(work, edges[run], edges[run + 1], seams[part], seams[part + 1])
 
-    with say_if_slow("sums", value.dtype):
-        run_pieces(one, pieces * columns)
+    run_pieces(one, pieces * columns, "sums", value.dtype)
     return out, count
-
-
-@kernel
-def _direct(n, m):
-    """Up to how many buckets a table is indexed by the code itself: its emptying must not outweigh the rows."""
-    return 4 * (n + m) + 256
 
 
 @kernel
@@ -131,7 +122,7 @@ def _add_groups(work, first_group, last_group, first, last):
     _, share_sources, _, m = work.sources.shape
     n_targets, n_sources = share_targets * n, share_sources * m
     value, out, width, together = work.value, work.out, last - first, work.together
-    direct = work.buckets > 0 and work.buckets <= _direct(n_targets, n_sources)
+    direct = work.buckets > 0
     slots = work.buckets if direct else n_sources
     most = min(n_sources // 2 + 1, slots)
     # Per bucket nothing, where its only member lies, or which row has the sum of several; per row the sum, how many

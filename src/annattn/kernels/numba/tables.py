@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from annattn.kernels.numba.compiled import kernel, say_if_slow
+from annattn.kernels.numba.compiled import kernel
+from annattn.kernels.numba.threads import run_pieces
 
 __all__ = ["fill_tables", "read_tables"]
 
@@ -16,8 +17,12 @@ def fill_tables(sums: Tensor, counts: Tensor, slots: Tensor, value: Tensor, keep
     """Put rows into their slots: see `Backend.fill_tables`."""
     values = (value.float() if value.dtype.itemsize < 4 else value).detach().contiguous().numpy()
     rows = slots.contiguous().numpy().reshape(-1, slots.shape[-1])
-    with say_if_slow("fill", values.dtype):
-        _fill(rows, values.reshape(-1, values.shape[-1]), sums.numpy(), counts.numpy(), keep_newest)
+    run_pieces(
+        lambda _: _fill(rows, values.reshape(-1, values.shape[-1]), sums.numpy(), counts.numpy(), keep_newest),
+        1,
+        "fill",
+        values.dtype,
+    )
 
 
 def read_tables(sums: Tensor, counts: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
@@ -25,8 +30,14 @@ def read_tables(sums: Tensor, counts: Tensor, slots: Tensor) -> tuple[Tensor, Te
     total = torch.empty(*slots.shape[:3], sums.shape[-1], dtype=sums.dtype)
     count = torch.empty(slots.shape[:3], dtype=counts.dtype)
     rows = slots.contiguous().numpy().reshape(-1, slots.shape[-1])
-    with say_if_slow("read", sums.dtype):
-        _read(rows, sums.numpy(), counts.numpy(), total.numpy().reshape(-1, sums.shape[-1]), count.numpy().reshape(-1))
+    run_pieces(
+        lambda _: _read(
+            rows, sums.numpy(), counts.numpy(), total.numpy().reshape(-1, sums.shape[-1]), count.numpy().reshape(-1)
+        ),
+        1,
+        "read",
+        sums.dtype,
+    )
     return total, count
 
 

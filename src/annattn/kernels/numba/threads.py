@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from annattn.kernels.numba.compiled import say_if_slow
+
 __all__ = ["Run", "pieces_of", "run_groups", "run_on_workers", "run_pieces"]
 
 _ENOUGH = 2**17  # operations below which a second thread costs more than it saves
@@ -19,16 +21,25 @@ _ENOUGH = 2**17  # operations below which a second thread costs more than it sav
 Run = Callable[[Callable[[int], object], int], None]
 
 _pool: ThreadPoolExecutor | None = None
+_forked = False
+_warm: set[tuple[object, ...]] = set()
 
 
-def run_pieces(work: Callable[[int], object], count: int) -> None:
+def run_pieces(work: Callable[[int], object], count: int, *kind: object) -> None:
     """Call work(0) … work(count − 1), on as many threads as torch uses.
+
+    The first time a `kind` of work runs, whoever is at the screen is told if kernels take long to compile.
 
     >>> done = []
     >>> run_pieces(done.append, 3)
     >>> sorted(done)
     [0, 1, 2]
     """
+    if kind and kind not in _warm:
+        with say_if_slow():
+            run_pieces(work, count)
+        _warm.add(kind)
+        return
     helpers = min(torch.get_num_threads(), count) - 1 if count > 1 else 0
     if helpers < 1:
         for piece in range(count):
@@ -50,7 +61,7 @@ def run_pieces(work: Callable[[int], object], count: int) -> None:
                 future.result()
 
 
-def run_on_workers(work: Callable[[int], object], count: int) -> None:
+def run_on_workers(work: Callable[[int], object], count: int, *kind: object) -> None:
     """The same for work that calls torch: only on threads in which torch uses no threads of its own.
 
     Those of torch's OpenMP keep their cores busy for a while after each call, waiting for more.
@@ -60,7 +71,13 @@ def run_on_workers(work: Callable[[int], object], count: int) -> None:
     >>> sorted(done)
     [0, 1, 2]
     """
-    if count == 1 or torch.get_num_threads() == 1:
+    if kind and kind not in _warm:
+        with say_if_slow():
+            run_on_workers(work, count)
+        _warm.add(kind)
+        return
+    # In a forked child, torch's OpenMP waits forever for threads that only the parent has.
+    if (count == 1 and not _forked) or torch.get_num_threads() == 1:
         for piece in range(count):
             work(piece)
         return
@@ -92,7 +109,7 @@ def pieces_of(groups: int, operations: int, columns: int) -> tuple[int, int]:
     return max(threads, min(4 * threads, groups, groups * operations // _ENOUGH)), 1
 
 
-def run_groups(work: Callable[[int, Run], object], count: int) -> None:
+def run_groups(work: Callable[[int, Run], object], count: int, *kind: object) -> None:
     """Call work(group, run) for every group: each on one thread while there are enough, else one by one on all.
 
     >>> run_groups(lambda group, run: run(lambda piece: print(group, piece), 1), 2)
@@ -100,10 +117,9 @@ def run_groups(work: Callable[[int, Run], object], count: int) -> None:
     1 0
     """
     if count >= torch.get_num_threads():
-        run_pieces(lambda group: work(group, _serially), count)
+        run_pieces(lambda group: work(group, _serially), count, *kind)
     else:
-        for group in range(count):
-            work(group, run_pieces)
+        run_pieces(lambda _: [work(group, run_pieces) for group in range(count)], 1, *kind)
 
 
 def _serially(work: Callable[[int], object], count: int) -> None:
@@ -130,8 +146,8 @@ def _be_single() -> None:
 
 def _forget() -> None:
     # A forked child inherits the pool but none of its threads.
-    global _pool
-    _pool = None
+    global _pool, _forked
+    _pool, _forked = None, True
 
 
 if hasattr(os, "register_at_fork"):
