@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 
 import annattn as aa
 from annattn.errors import BackendError, InputError
-from annattn.kernels import BACKENDS, Call, bucket_mean, bucket_sum, choose, dispatch, equal_rows, newest, use_backend
+from annattn.kernels import (
+    BACKENDS,
+    Call,
+    Order,
+    SumInputs,
+    bucket_mean,
+    bucket_sum,
+    choose,
+    dispatch,
+    equal_rows,
+    newest,
+    use_backend,
+)
 from annattn.kernels.numba.backend import NumbaBackend
 from annattn.kernels.torch.backend import TorchBackend
 from annattn.lsh import IGNORED, NO_BUCKET, Euclidean, Hyperplane
@@ -182,7 +194,8 @@ def test_one_head_on_many_threads_is_the_same_to_the_bit(order, one_table):
     try:
         for count in (1, 2, 7):  # all columns, halves of them, and as many parts as are worth a thread
             torch.set_num_threads(count)
-            results.append(NumbaBackend().bucket_mean(targets[:, :1], sources[:, :1], value, order, 16, one_table))
+            inputs = SumInputs(targets[:, :1], sources[:, :1], value, Order(order), 16, one_table)
+            results.append(NumbaBackend().bucket_mean(inputs))
     finally:
         torch.set_num_threads(threads)
     for mean, count in results[1:]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from annattn.kernels import GradientInputs, Order, bucket_attention
+from annattn.kernels import GradientInputs, Order, SumInputs, bucket_attention
 from annattn.kernels.interface import Slope
 from annattn.kernels.numba import memory
 from annattn.kernels.numba.backend import NumbaBackend
@@ -34,7 +34,7 @@ def case(n, m, *, buckets, dim=5, width=3, share=1, tables=2, spread=1):
 def gradients(backend, inputs, *, is_causal, hint):
     query, key, value, query_codes, key_codes, grad = inputs
     order = Order.CAUSAL if is_causal else Order.ALL
-    out, count = TorchBackend().bucket_mean(query_codes, key_codes, value, order, hint, False)
+    out, count = TorchBackend().bucket_mean(SumInputs(query_codes, key_codes, value, order, hint))
     return backend.query_key_gradient(
         GradientInputs(query, key, value, grad, out, count, Slope(1.5), order, query_codes, key_codes, hint)
     )

@@ -2,7 +2,7 @@
 
 from annattn.kernels.codes import nan_targets
 from annattn.kernels.dispatch import BACKENDS, choose, use_backend
-from annattn.kernels.interface import GRADIENTS, NOT_FOUND, Backend, Call, GradientInputs, Order
+from annattn.kernels.interface import GRADIENTS, NOT_FOUND, Backend, Call, GradientInputs, Order, SumInputs
 from annattn.kernels.ops import (
     bucket_attention,
     bucket_mean,
@@ -23,6 +23,7 @@ __all__ = [
     "Call",
     "GradientInputs",
     "Order",
+    "SumInputs",
     "bucket_attention",
     "bucket_mean",
     "bucket_sum",

@@ -17,7 +17,18 @@ from torch import Tensor
 from annattn.errors import InputError
 from annattn.lsh import Hasher, HashFamily, restore
 
-__all__ = ["GRADIENTS", "NOT_FOUND", "Backend", "Call", "GradientInputs", "Operation", "Order", "Slope", "slope_of"]
+__all__ = [
+    "GRADIENTS",
+    "NOT_FOUND",
+    "Backend",
+    "Call",
+    "GradientInputs",
+    "Operation",
+    "Order",
+    "Slope",
+    "SumInputs",
+    "slope_of",
+]
 
 GRADIENTS = ("linear", "exact", "none")
 
@@ -101,6 +112,21 @@ class Call:
 
 
 @dataclass(frozen=True)
+class SumInputs:
+    """What sums over buckets are made from.
+
+    Codes are below `buckets`, or anything if that is 0. One table at a time takes less memory.
+    """
+
+    target_codes: Tensor
+    source_codes: Tensor
+    value: Tensor
+    order: Order
+    buckets: int = 0
+    one_table_at_a_time: bool = False
+
+
+@dataclass(frozen=True)
 class GradientInputs:
     """What the gradient for queries and keys is made from.
 
@@ -145,30 +171,11 @@ class Backend(ABC):
         """Codes in one table that are equal exactly when rows are; IGNORED for a row with NaN, which equals nothing."""
 
     @abstractmethod
-    def bucket_sum(
-        self,
-        target_codes: Tensor,
-        source_codes: Tensor,
-        value: Tensor,
-        order: Order,
-        buckets: int,
-        one_table_at_a_time: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Σ_j c_ij v_j and Σ_j c_ij over the sources j that target i sees, c_ij = number of tables they share.
-
-        Codes are below `buckets`, or anything if that is 0.
-        """
+    def bucket_sum(self, inputs: SumInputs) -> tuple[Tensor, Tensor]:
+        """Σ_j c_ij v_j and Σ_j c_ij over the sources j that target i sees, c_ij = number of tables they share."""
 
     @abstractmethod
-    def bucket_mean(
-        self,
-        target_codes: Tensor,
-        source_codes: Tensor,
-        value: Tensor,
-        order: Order,
-        buckets: int,
-        one_table_at_a_time: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def bucket_mean(self, inputs: SumInputs) -> tuple[Tensor, Tensor]:
         """Σ_j c_ij v_j / Σ_j c_ij and Σ_j c_ij; zero where nothing is met, NaN where `nan_targets` says so."""
 
     @abstractmethod

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from annattn.errors import InputError
 from annattn.kernels.dispatch import choose
-from annattn.kernels.interface import GRADIENTS, Call, GradientInputs, Operation, Order, Slope, slope_of
+from annattn.kernels.interface import GRADIENTS, Call, GradientInputs, Operation, Order, Slope, SumInputs, slope_of
 from annattn.lsh import FAMILIES, Hasher, restore
 
 __all__ = [
@@ -44,11 +44,18 @@ def tables_call(sums: Tensor, slots: Tensor) -> Call:
     return Call("tables", sums.device, sums.dtype, slots.shape[:3], slots.shape[:3], slots.shape[3], sums.shape[-1])
 
 
-def _bucket_call(operation: Operation, target_codes: Tensor, source_codes: Tensor, value: Tensor, order: int) -> Call:
+def _sum_call(operation: Operation, inputs: SumInputs) -> Call:
+    targets, sources, value = inputs.target_codes.shape, inputs.source_codes.shape, inputs.value
     return Call(
-        operation, value.device, value.dtype, target_codes.shape[:3], source_codes.shape[:3], target_codes.shape[3],
-        value.shape[-1], order=Order(order),
-    )  # fmt: skip
+        operation, value.device, value.dtype, targets[:3], sources[:3], targets[3], value.shape[-1], order=inputs.order
+    )
+
+
+def _bucket_mean(
+    target_codes: Tensor, source_codes: Tensor, value: Tensor, order: int, buckets: int, one_table_at_a_time: bool
+) -> tuple[Tensor, Tensor]:
+    inputs = SumInputs(target_codes, source_codes, value, Order(order), buckets, one_table_at_a_time)
+    return choose(_sum_call("bucket_mean", inputs)).bucket_mean(inputs)
 
 
 def hash_pair(hasher: Hasher, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,8 +102,7 @@ def bucket_mean(
     target_codes: Tensor, source_codes: Tensor, value: Tensor, order: int, buckets: int, one_table_at_a_time: bool
 ) -> tuple[Tensor, Tensor]:
     """Σ_j c_ij v_j / Σ_j c_ij and Σ_j c_ij: see `Backend.bucket_mean`."""
-    backend = choose(_bucket_call("bucket_mean", target_codes, source_codes, value, order))
-    return backend.bucket_mean(target_codes, source_codes, value, Order(order), buckets, one_table_at_a_time)
+    return _bucket_mean(target_codes, source_codes, value, order, buckets, one_table_at_a_time)
 
 
 @torch.library.custom_op("annattn::bucket_sum", mutates_args=())
@@ -104,8 +110,8 @@ def bucket_sum(
     target_codes: Tensor, source_codes: Tensor, value: Tensor, order: int, buckets: int, one_table_at_a_time: bool
 ) -> tuple[Tensor, Tensor]:
     """Σ_j c_ij v_j and Σ_j c_ij: see `Backend.bucket_sum`."""
-    backend = choose(_bucket_call("bucket_sum", target_codes, source_codes, value, order))
-    return backend.bucket_sum(target_codes, source_codes, value, Order(order), buckets, one_table_at_a_time)
+    inputs = SumInputs(target_codes, source_codes, value, Order(order), buckets, one_table_at_a_time)
+    return choose(_sum_call("bucket_sum", inputs)).bucket_sum(inputs)
 
 
 @bucket_mean.register_fake
@@ -152,8 +158,7 @@ def _bucket_attention(
     gradient: str,
     spec: str,
 ) -> tuple[Tensor, Tensor]:
-    backend = choose(_bucket_call("bucket_mean", query_codes, key_codes, value, order))
-    return backend.bucket_mean(query_codes, key_codes, value, Order(order), buckets, one_table_at_a_time)
+    return _bucket_mean(query_codes, key_codes, value, order, buckets, one_table_at_a_time)
 
 
 @_bucket_attention.register_fake
@@ -253,8 +258,7 @@ def bucket_attention(
         wanted = wanted_gradient(hasher, gradient, query, key)
     if wanted == "none":
         if _runs_now() and not (value.requires_grad and torch.is_grad_enabled()):
-            backend = choose(_bucket_call("bucket_mean", *codes, value, order))
-            return backend.bucket_mean(*codes, value, Order(order), buckets, one_table_at_a_time)
+            return _bucket_mean(*codes, value, order, buckets, one_table_at_a_time)
         return bucket_mean(*codes, value, order, buckets, one_table_at_a_time)
     return _bucket_attention(query, key, value, *codes, order, buckets, one_table_at_a_time, wanted, hasher.spec)
 
@@ -262,8 +266,8 @@ def bucket_attention(
 @torch.library.custom_op("annattn::newest", mutates_args=())
 def newest(target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
     """Per table the newest source in a causal target's bucket: see `Backend.newest`."""
-    call = _bucket_call("newest", target_codes, source_codes, source_codes, Order.CAUSAL)
-    return choose(call).newest(target_codes, source_codes, buckets)
+    inputs = SumInputs(target_codes, source_codes, source_codes, Order.CAUSAL, buckets)
+    return choose(_sum_call("newest", inputs)).newest(target_codes, source_codes, buckets)
 
 
 @newest.register_fake

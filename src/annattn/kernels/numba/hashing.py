@@ -17,7 +17,7 @@ from annattn.kernels.codes import heads_and_shares
 from annattn.kernels.numba import memory
 from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.numbering import number_rows
-from annattn.kernels.numba.threads import run_on_workers, run_pieces
+from annattn.kernels.numba.threads import run_pieces
 from annattn.lsh import NO_BUCKET, CrossPolytope, Hasher, Identity
 
 __all__ = ["equal_rows", "hash_rows"]
@@ -81,7 +81,7 @@ def _hash_by_products(hasher: Hasher, rows: Tensor, codes: np.ndarray) -> None:
         torch.mm(vectors, part.T, out=product)
         pack(product.numpy(), number * size, exact_rows, exact_vectors, axes, spread, hasher.hashes, codes)
 
-    run_on_workers(block, -(-len(rows) // size), "products", pack, dtype, rows.dtype)
+    run_pieces(block, -(-len(rows) // size), "products", pack, dtype, rows.dtype, calls_torch=True)
 
 
 _kept = threading.local()
@@ -204,15 +204,13 @@ def _pack_axes(product, first, rows, matrices, axes, spread, hashes, codes):
             for k in range(axes):
                 _challenge(product[function * axes + k], k, largest, second, winner)
             for r in range(count):
-                digit = winner[r]
                 if not (largest[r] - second[r] > bounds[r]):
                     row = rows[first + r]
                     scale = _scale(row)
-                    if scale > 0:
-                        for k in range(axes):
-                            exact[k] = _dot(row, matrices[function * axes + k], scale)
-                        digit = _digit(exact)
-                code[r] += place * digit
+                    for k in range(axes):
+                        exact[k] = _dot(row, matrices[function * axes + k], scale)
+                    winner[r] = _digit(exact)
+                code[r] += place * winner[r]
             place *= 2 * axes
         _put(code, rows, first, table, bounds, codes)
 
@@ -282,14 +280,10 @@ def _rotate_rows(start, stop, rows, signs, hashes, codes):
                 for k in range(axes):
                     _challenge(rotated[k], k, largest, second, winner)
                 for r in range(count):
-                    digit = winner[r]
                     if not (largest[r] - second[r] > bounds[r]):
-                        row = rows[first + r]
-                        scale = _scale(row)
-                        if scale > 0:
-                            _rotate_exactly(row, scale, mine, exact)
-                            digit = _digit(exact)
-                    code[r] += place * digit
+                        _rotate_exactly(rows[first + r], _scale(rows[first + r]), mine, exact)
+                        winner[r] = _digit(exact)
+                    code[r] += place * winner[r]
                 place *= 2 * axes
             _put(code[:count], rows, first, table, bounds, codes)
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from annattn.kernels.interface import Order
+from annattn.kernels.interface import SumInputs
 from annattn.kernels.numba import memory
 from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.dense import DenseTables
@@ -53,18 +53,9 @@ class Sums(NamedTuple):
     lost: np.ndarray  # set if a row without a bucket was met
 
 
-def bucket_sums(
-    target_codes: Tensor,
-    source_codes: Tensor,
-    value: Tensor,
-    order: Order,
-    buckets: int,
-    one_table_at_a_time: bool,
-    lost: np.ndarray,
-    *,
-    divide: bool,
-) -> tuple[Tensor, Tensor]:
+def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool) -> tuple[Tensor, Tensor]:
     """Sums, or means if `divide`, and counts: see `Backend`. Sets lost[0] if a row without a bucket is met."""
+    target_codes, source_codes, value, buckets = inputs.target_codes, inputs.source_codes, inputs.value, inputs.buckets
     batch, all_targets, n, tables = target_codes.shape
     _, all_sources, m, width = value.shape
     heads = min(all_targets, all_sources)
@@ -81,21 +72,23 @@ def bucket_sums(
     starts = starts.reshape(groups, share_sources)
     if groups <= _FEW and 0 < _CROWDED * buckets <= m:
         totals, counts = out.numpy().reshape(groups, -1), count.numpy().reshape(groups, share, n)
-        step = 1 if one_table_at_a_time else tables
+        step = 1 if inputs.one_table_at_a_time else tables
         for group in range(groups):
             for first in range(0, tables, step):
                 dense = DenseTables(
                     targets[group], sources[group], buckets, first, step, flat, starts[group], stride, width,
                     divide and first + step == tables, lost,
                 )  # fmt: skip
-                dense.add(run_pieces, int(order), totals[group], counts[group])
+                dense.add(run_pieces, int(inputs.order), totals[group], counts[group])
         return out, count
     # Up to this many buckets a table is indexed by the code itself: its emptying must not outweigh the rows.
     direct = 0 < buckets <= 4 * (share * n + share_sources * m) + 256
     rows = min(share_sources * m // 2 + 1, buckets) if direct else share_sources * m // 2 + 1
-    together = 1 if one_table_at_a_time else max(1, min(tables, _TABLES // (rows * max(width, 1) * value.itemsize)))
+    together = (
+        1 if inputs.one_table_at_a_time else max(1, min(tables, _TABLES // (rows * max(width, 1) * value.itemsize)))
+    )
     work = Sums(
-        targets, sources, flat, starts, stride, width, buckets if direct else 0, together, int(order),
+        targets, sources, flat, starts, stride, width, buckets if direct else 0, together, int(inputs.order),
         out.numpy().reshape(-1), count.numpy().reshape(groups, share, n), divide, lost,
     )  # fmt: skip
     # As many pieces as there are threads for: runs of groups, or columns of each group when groups are few.

@@ -14,7 +14,7 @@ import torch
 
 from annattn.kernels.numba.compiled import say_if_slow
 
-__all__ = ["Run", "pieces_of", "run_groups", "run_on_workers", "run_pieces"]
+__all__ = ["Run", "pieces_of", "run_groups", "run_pieces"]
 
 _ENOUGH = 2**17  # operations below which a second thread costs more than it saves
 
@@ -25,10 +25,12 @@ _forked = False
 _warm: set[tuple[object, ...]] = set()
 
 
-def run_pieces(work: Callable[[int], object], count: int, *kind: object) -> None:
+def run_pieces(work: Callable[[int], object], count: int, *kind: object, calls_torch: bool = False) -> None:
     """Call work(0) … work(count − 1), on as many threads as torch uses.
 
-    The first time a `kind` of work runs, whoever is at the screen is told if kernels take long to compile.
+    The first time a `kind` of work runs, whoever is at the screen is told if kernels take long to compile. Work that
+    calls torch is done only on threads in which torch uses no threads of its own: those of its OpenMP keep their cores
+    busy for a while after each call, waiting for more.
 
     >>> done = []
     >>> run_pieces(done.append, 3)
@@ -37,11 +39,12 @@ def run_pieces(work: Callable[[int], object], count: int, *kind: object) -> None
     """
     if kind and kind not in _warm:
         with say_if_slow():
-            run_pieces(work, count)
+            run_pieces(work, count, calls_torch=calls_torch)
         _warm.add(kind)
         return
-    helpers = min(torch.get_num_threads(), count) - 1 if count > 1 else 0
-    if helpers < 1:
+    threads = torch.get_num_threads()
+    # In a forked child, torch's OpenMP waits forever for threads that only the parent has.
+    if threads == 1 or (count < 2 and not (calls_torch and _forked)):
         for piece in range(count):
             work(piece)
         return
@@ -51,45 +54,15 @@ def run_pieces(work: Callable[[int], object], count: int, *kind: object) -> None
         while (piece := next(pieces)) < count:
             work(piece)
 
-    # The caller works too, so that nothing waits for a free thread of the pool.
-    futures = [_threads().submit(drain) for _ in range(helpers)]
+    # Otherwise the caller works too, so that nothing waits for a free thread of the pool.
+    futures = [_threads().submit(drain) for _ in range(min(threads, count) - (not calls_torch))]
     try:
-        drain()
+        if not calls_torch:
+            drain()
     finally:
         for future in futures:
-            if not future.cancel():
+            if calls_torch or not future.cancel():
                 future.result()
-
-
-def run_on_workers(work: Callable[[int], object], count: int, *kind: object) -> None:
-    """The same for work that calls torch: only on threads in which torch uses no threads of its own.
-
-    Those of torch's OpenMP keep their cores busy for a while after each call, waiting for more.
-
-    >>> done = []
-    >>> run_on_workers(done.append, 3)
-    >>> sorted(done)
-    [0, 1, 2]
-    """
-    if kind and kind not in _warm:
-        with say_if_slow():
-            run_on_workers(work, count)
-        _warm.add(kind)
-        return
-    # In a forked child, torch's OpenMP waits forever for threads that only the parent has.
-    if (count == 1 and not _forked) or torch.get_num_threads() == 1:
-        for piece in range(count):
-            work(piece)
-        return
-    pieces = itertools.count()
-
-    def drain() -> None:
-        while (piece := next(pieces)) < count:
-            work(piece)
-
-    futures = [_threads().submit(drain) for _ in range(min(torch.get_num_threads(), count))]
-    for future in futures:
-        future.result()
 
 
 def pieces_of(groups: int, operations: int, columns: int) -> tuple[int, int]:

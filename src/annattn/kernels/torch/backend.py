@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from annattn.kernels.codes import heads_and_shares, nan_targets
-from annattn.kernels.interface import NOT_FOUND, Backend, Call, GradientInputs, Order
+from annattn.kernels.interface import NOT_FOUND, Backend, Call, GradientInputs, Order, SumInputs
 from annattn.kernels.torch.gradient import collision_gradient, newest_gradient
 from annattn.lsh import IGNORED, NO_BUCKET, Hasher, Identity
 
@@ -37,16 +37,9 @@ class TorchBackend(Backend):
         codes = [codes.masked_fill(codes == NO_BUCKET, IGNORED) for codes in hasher.joint_codes(query, key)]
         return codes[0], codes[1]
 
-    def bucket_sum(
-        self,
-        target_codes: Tensor,
-        source_codes: Tensor,
-        value: Tensor,
-        order: Order,
-        buckets: int,
-        one_table_at_a_time: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def bucket_sum(self, inputs: SumInputs) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
+        target_codes, source_codes, value, order = inputs.target_codes, inputs.source_codes, inputs.value, inputs.order
         shape = target_codes.shape[:3]
         if not target_codes.numel() or not source_codes.numel():
             return value.new_zeros(*shape, value.shape[-1]), torch.zeros(shape, dtype=torch.int64, device=value.device)
@@ -60,8 +53,8 @@ class TorchBackend(Backend):
         total = value.new_zeros(*target_codes.shape[:3], value.shape[-1])
         count = torch.zeros(target_codes.shape[:3], dtype=torch.int64, device=value.device)
         tables = range(target_codes.shape[-1])
-        for chosen in [[table] for table in tables] if one_table_at_a_time else [list(tables)]:
-            targets, sources, size = _slots(target_codes[..., chosen], source_codes[..., chosen], buckets)
+        for chosen in [[table] for table in tables] if inputs.one_table_at_a_time else [list(tables)]:
+            targets, sources, size = _slots(target_codes[..., chosen], source_codes[..., chosen], inputs.buckets)
             if offset is None:
                 _add_all(targets, sources, value, size, total, count)
             else:
@@ -70,18 +63,10 @@ class TorchBackend(Backend):
             total, count = total.flip(2), count.flip(2)
         return total.reshape(*shape, value.shape[-1]), count.reshape(shape)
 
-    def bucket_mean(
-        self,
-        target_codes: Tensor,
-        source_codes: Tensor,
-        value: Tensor,
-        order: Order,
-        buckets: int,
-        one_table_at_a_time: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def bucket_mean(self, inputs: SumInputs) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
-        total, count = self.bucket_sum(target_codes, source_codes, value, order, buckets, one_table_at_a_time)
-        unknown = nan_targets(target_codes, source_codes, order)[..., None]
+        total, count = self.bucket_sum(inputs)
+        unknown = nan_targets(inputs.target_codes, inputs.source_codes, inputs.order)[..., None]
         return (total / count[..., None].clamp(min=1)).masked_fill(unknown, torch.nan), count
 
     def newest(self, target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
