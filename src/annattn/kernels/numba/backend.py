@@ -36,11 +36,12 @@ class NumbaBackend(Backend):
 
     def hash_rows(self, hasher: Hasher, rows: Tensor) -> Tensor:
         """See `Backend`."""
-        return hashing.hash_rows(hasher, rows)
+        return hashing.hash_rows(hasher, rows)[0]
 
     def hash_pair(self, hasher: Hasher, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
-        return hashing.hash_rows(hasher, query), hashing.hash_rows(hasher, key)
+        query_codes, key_codes = hashing.hash_rows(hasher, query, key)
+        return query_codes, key_codes
 
     def equal_rows(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """See `Backend`."""

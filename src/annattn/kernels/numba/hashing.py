@@ -8,6 +8,7 @@ Everything is laid out with rows innermost, so that the loops below are loops ov
 """
 
 import threading
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -38,40 +39,44 @@ _LEAST_SQUARE, _LARGEST_SQUARE = 1e-20, 1e30
 _HUGE = 1e100  # `lsh.rows.rescale_huge` scales rows with larger entries down
 
 
-def hash_rows(hasher: Hasher, x: Tensor) -> Tensor:
-    """Codes of rows (batch, heads, n, dim): see `Backend.hash_rows`."""
-    if not x.dtype.is_floating_point:
-        hasher.family.check_rows(x)
-    batch, heads, n, dim = x.shape
-    # Tables lie apart in memory, as the sums want them.
-    codes = memory.empty(batch, heads, hasher.tables, n)
-    if codes.numel():
-        rows = x.detach()
-        rows = (rows.float() if x.dtype.itemsize < 4 else rows).reshape(-1, dim)
-        structured = isinstance(hasher.family, CrossPolytope) and hasher.family.rotation == "structured"
-        (_hash_by_rotations if structured else _hash_by_products)(
-            hasher, rows, codes.numpy().reshape(-1, hasher.tables, n)
-        )
-    return codes.transpose(2, 3)
+def hash_rows(hasher: Hasher, *inputs: Tensor) -> list[Tensor]:
+    """Codes of rows (batch, heads, n, dim), for each of the inputs: see `Backend.hash_rows`."""
+    found, parts = [], []
+    for x in inputs:
+        if not x.dtype.is_floating_point:
+            hasher.family.check_rows(x)
+        batch, heads, n, dim = x.shape
+        # Tables lie apart in memory, as the sums want them.
+        codes = memory.empty(batch, heads, hasher.tables, n)
+        found.append(codes.transpose(2, 3))
+        if codes.numel():
+            rows = (x.float() if x.dtype.itemsize < 4 else x).detach().reshape(-1, dim)
+            parts.append((rows, codes.numpy().reshape(-1, hasher.tables, n)))
+    structured = isinstance(hasher.family, CrossPolytope) and hasher.family.rotation == "structured"
+    (_hash_by_rotations if structured else _hash_by_products)(hasher, parts)
+    return found
 
 
-def _hash_by_products(hasher: Hasher, rows: Tensor, codes: np.ndarray) -> None:
+def _hash_by_products(hasher: Hasher, parts: list[tuple[Tensor, np.ndarray]]) -> None:
     """By projections: torch's matrix product of a block of rows, then a loop that packs what it gave."""
     vectors = hasher.parameters[0]  # normals (functions, dim), or matrices (functions, axes, dim)
     pack, axes = (_pack_signs, 1) if vectors.ndim == 2 else (_pack_axes, vectors.shape[1])
-    vectors = vectors.reshape(-1, rows.shape[1])
-    longest = float(vectors.double().square().sum(1).max().sqrt())
-    unit = (rows.shape[1] + 1) * _UNIT
-    spread = _SLACK * unit / (1 - unit) * longest
-    exact_rows, exact_vectors = rows.numpy(), vectors.numpy()
+    vectors = vectors.reshape(-1, hasher.family.dim)
+    exact_vectors, functions = vectors.numpy(), len(vectors)
+    unit = (hasher.family.dim + 1) * _UNIT
+    spread = _SLACK * unit / (1 - unit) * float(vectors.double().square().sum(1).max().sqrt())
     # What the user allows of lower precision in other products must not decide a hash.
-    in_float32 = rows.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-    dtype = torch.float32 if in_float32 else torch.float64
-    vectors, functions = vectors.to(dtype), len(vectors)
+    dtype = torch.float32 if torch.get_float32_matmul_precision() == "highest" else torch.float64
+    vectors = vectors.to(dtype)
     size = max(_LANES, _BLOCK // functions // _LANES * _LANES)
+    blocks, kinds = [], []
+    for rows, codes in parts:
+        blocks.extend(zip(repeat(rows), repeat(codes), range(0, len(rows), size), strict=False))
+        kinds.append(rows.dtype)
 
     def block(number: int) -> None:
-        part = rows[number * size : (number + 1) * size].to(dtype)
+        rows, codes, first = blocks[number]
+        part = rows[first : first + size].to(dtype)
         # The same room each time: fresh memory would cost as much as the product.
         if getattr(_kept, "room", None) is None or len(_kept.room) < functions * len(part) or _kept.room.dtype != dtype:
             with torch.inference_mode(False):
@@ -79,24 +84,25 @@ def _hash_by_products(hasher: Hasher, rows: Tensor, codes: np.ndarray) -> None:
         product = _kept.room[: functions * len(part)].view(functions, len(part))
         # Autocast knows mm, and leaves mm with an `out` alone.
         torch.mm(vectors, part.T, out=product)
-        pack(product.numpy(), number * size, exact_rows, exact_vectors, axes, spread, hasher.hashes, codes)
+        pack(product.numpy(), first, rows.numpy(), exact_vectors, axes, spread, hasher.hashes, codes)
 
-    run_pieces(block, -(-len(rows) // size), "products", pack, dtype, rows.dtype, calls_torch=True)
+    run_pieces(block, len(blocks), "products", pack, dtype, *kinds, calls_torch=True)
 
 
 _kept = threading.local()
 
 
-def _hash_by_rotations(hasher: Hasher, rows: Tensor, codes: np.ndarray) -> None:
+def _hash_by_rotations(hasher: Hasher, parts: list[tuple[Tensor, np.ndarray]]) -> None:
+    """By three rounds of signs and a Hadamard transform."""
     signs = hasher.parameters[0].float().numpy()  # (functions, 3, axes)
-    exact_rows, pieces = rows.numpy(), -(-len(rows) // _LANES)
-    per_piece = max(1, _PIECE // (signs.size * _LANES))
+    size = _LANES * max(1, _PIECE // (signs.size * _LANES))
+    pieces = [(rows.numpy(), codes, first) for rows, codes in parts for first in range(0, len(rows), size)]
 
     def piece(number: int) -> None:
-        start = number * per_piece * _LANES
-        _rotate_rows(start, min(start + per_piece * _LANES, len(rows)), exact_rows, signs, hasher.hashes, codes)
+        rows, codes, first = pieces[number]
+        _rotate_rows(first, min(first + size, len(rows)), rows, signs, hasher.hashes, codes)
 
-    run_pieces(piece, -(-pieces // per_piece), "rotations", rows.dtype)
+    run_pieces(piece, len(pieces), "rotations", *(rows.dtype for rows, _ in parts))
 
 
 @kernel(fastmath={"reassoc", "contract"})
