@@ -55,13 +55,40 @@ class TorchBackend(Backend):
         tables = range(target_codes.shape[-1])
         for chosen in [[table] for table in tables] if inputs.one_table_at_a_time else [list(tables)]:
             targets, sources, size = _slots(target_codes[..., chosen], source_codes[..., chosen], inputs.buckets)
-            if offset is None:
-                _add_all(targets, sources, value, size, total, count)
-            else:
-                _add_causal(targets, sources, value, size, offset, total, count)
+            self._add(targets, sources, value, size, offset, total, count)
         if order == Order.MIRRORED:
             total, count = total.flip(2), count.flip(2)
         return total.reshape(*shape, value.shape[-1]), count.reshape(shape)
+
+    def _add(self, targets, sources, value, size: int, offset: int | None, total: Tensor, count: Tensor) -> None:
+        """Blocks of targets read tables of all sources that the whole block sees; nearer ones are compared in pairs.
+
+        The tables are those of a state that lives on: what is filled stays for the next block.
+        """
+        n, m = targets.shape[2], sources.shape[2]
+        dtype = value.dtype if value.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+        sums = torch.zeros(size, value.shape[-1], dtype=dtype, device=value.device)
+        counts = torch.zeros(size, dtype=torch.int64, device=value.device)
+        filled = 0
+        for first in range(0, n, n if offset is None else _BLOCK):
+            block = slice(first, n if offset is None else min(first + _BLOCK, n))
+            # Sources before `seen` are seen by the whole block, those before `end` by its last target.
+            seen = end = m
+            if offset is not None:
+                seen, end = (min(max(edge + offset, 0), m) for edge in (block.start, block.stop))
+            self.fill_tables(sums, counts, sources[:, :, filled:seen], value[:, :, filled:seen], False)
+            filled = seen
+            read, met = self.read_tables(sums, counts, targets[:, :, block])
+            total[:, :, block] += read.to(total.dtype)
+            count[:, :, block] += met
+            if offset is not None and end > seen:
+                i = torch.arange(block.start, block.stop, device=value.device)[:, None]
+                j = torch.arange(seen, end, device=value.device)
+                near = sources[:, None, :, None, seen:end]
+                # (groups, share of targets, share of sources, i, j)
+                shared = ((targets[:, :, None, block, None] == near) & (near > 0)).sum(-1) * (j <= i + offset)
+                count[:, :, block] += shared.sum((2, 4))
+                total[:, :, block] += _weighted(shared, value[:, None, :, seen:end]).sum(2)
 
     def bucket_mean(self, inputs: SumInputs) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
@@ -84,7 +111,7 @@ class TorchBackend(Backend):
         wanted = targets * (m + 1) + horizon.clamp(min=-1)
         at = torch.searchsorted(ranked, wanted.flatten(), right=True) - 1
         candidate = ranked[at.clamp(min=0)].reshape(wanted.shape)
-        hit = (at >= 0).reshape(wanted.shape) & (candidate // (m + 1) == targets) & (horizon >= 0)
+        hit = (at >= 0).reshape(wanted.shape) & (candidate // (m + 1) == targets) & (horizon >= 0) & (targets > 0)
         return torch.where(hit, candidate % (m + 1), NOT_FOUND).reshape(shape)
 
     def newest_mean(self, value: Tensor, newest: Tensor) -> Tensor:
@@ -153,9 +180,9 @@ def _grouped(x: Tensor, heads: int) -> Tensor:
 
 
 def _slots(target_codes: Tensor, source_codes: Tensor, buckets: int) -> tuple[Tensor, Tensor, int]:
-    """Number the buckets of all groups and tables from 0; also how many slots that takes.
+    """Number the buckets of all groups and tables from 1; also how many slots that takes.
 
-    Two slots at the end are for rows without a bucket: sources fall into the first, targets read the second.
+    Slot 0 is nobody's: rows without a bucket have it.
     """
     groups, _, _, tables = target_codes.shape
     rows = target_codes.shape[:3].numel() + source_codes.shape[:3].numel()
@@ -171,42 +198,7 @@ def _slots(target_codes: Tensor, source_codes: Tensor, buckets: int) -> tuple[Te
         named, slot = torch.unique(torch.cat([of_target.flatten(), of_source.flatten()]), return_inverse=True)
         targets, sources = slot[:split].reshape(target_codes.shape), slot[split:].reshape(source_codes.shape)
         size = len(named)
-    targets = torch.where(target_codes < 0, size + 1, targets)
-    sources = torch.where(source_codes < 0, size, sources)
-    return targets, sources, size + 2
-
-
-def _add_all(targets: Tensor, sources: Tensor, value: Tensor, size: int, total: Tensor, count: Tensor) -> None:
-    table, tally = _fill(_zeros(size, value), _tally(size, value), sources, value)
-    for slots in targets.unbind(-1):
-        total += table[slots].to(total.dtype)
-        count += tally[slots]
-
-
-def _add_causal(
-    targets: Tensor, sources: Tensor, value: Tensor, size: int, offset: int, total: Tensor, count: Tensor
-) -> None:
-    n, m = targets.shape[2], sources.shape[2]
-    table, tally = _zeros(size, value), _tally(size, value)
-    filled = 0
-    for first in range(0, n, _BLOCK):
-        last = min(first + _BLOCK, n)
-        # Sources before `seen` are seen by the whole block, those before `end` by its last target.
-        seen, end = (min(max(edge + offset, 0), m) for edge in (first, last))
-        _fill(table, tally, sources[:, :, filled:seen], value[:, :, filled:seen])
-        filled = seen
-        block = slice(first, last)
-        for slots in targets[:, :, block].unbind(-1):
-            total[:, :, block] += table[slots].to(total.dtype)
-            count[:, :, block] += tally[slots]
-        if end > seen:
-            i = torch.arange(first, last, device=value.device)[:, None]
-            j = torch.arange(seen, end, device=value.device)
-            near = sources[:, None, :, None, seen:end]
-            # (groups, share of targets, share of sources, i, j): pairs of spare slots never match, as they differ.
-            shared = (targets[:, :, None, block, None] == near).sum(-1) * (j <= i + offset)
-            count[:, :, block] += shared.sum((2, 4))
-            total[:, :, block] += _weighted(shared, value[:, None, :, seen:end]).sum(2)
+    return torch.where(target_codes < 0, 0, targets + 1), torch.where(source_codes < 0, 0, sources + 1), size + 1
 
 
 def _weighted(shared: Tensor, value: Tensor) -> Tensor:
@@ -218,21 +210,3 @@ def _weighted(shared: Tensor, value: Tensor) -> Tensor:
     unclean = torch.where(shared[..., None] > 0, shared[..., None] * value[..., None, :, :], 0).sum(-2)
     touched = ((shared > 0) & ~clean.squeeze(-1)[..., None, :]).any(-1, keepdim=True)
     return torch.where(touched, unclean, result)
-
-
-def _zeros(size: int, value: Tensor) -> Tensor:
-    dtype = value.dtype if value.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
-    return torch.zeros(size, value.shape[-1], dtype=dtype, device=value.device)
-
-
-def _tally(size: int, value: Tensor) -> Tensor:
-    return torch.zeros(size, dtype=torch.int64, device=value.device)
-
-
-def _fill(table: Tensor, tally: Tensor, sources: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    rows = value.flatten(0, 2).to(table.dtype)
-    for slots in sources.unbind(-1):
-        flat = slots.flatten()
-        table.index_add_(0, flat, rows)
-        tally.index_add_(0, flat, torch.ones_like(flat))
-    return table, tally
