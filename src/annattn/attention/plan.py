@@ -40,17 +40,17 @@ class Plan:
 
     @property
     def work(self) -> int:
-        """Multiply-adds of one head: 2N rows through ℓ·z hash functions of m steps, then ℓ sums of m numbers a row."""
+        """Multiply-adds of one head: 2N rows through ℓ·z hash functions of m steps, then ℓ sums of m numbers per row."""
         return 2 * self.n * self.tables * self.family.dim * (self.hashes + 1)
 
     @property
     def memory(self) -> int:
-        """Numbers Algorithm 1 stores: at most N buckets a table, each a sum of m numbers and a count."""
+        """Numbers Algorithm 1 stores: at most N buckets per table, each a sum of m numbers and a count."""
         return self.n * self.tables * (self.family.dim + 1)
 
     @property
     def linear_memory(self) -> int:
-        """Numbers the appendix's linear-memory algorithm stores: one table, and one sum a query."""
+        """Numbers the appendix's linear-memory algorithm stores: one table, and one sum per query."""
         return 2 * self.n * (self.family.dim + 1)
 
     def __str__(self) -> str:

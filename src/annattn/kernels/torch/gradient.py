@@ -154,7 +154,7 @@ def _by_bucket(
     sums = _Sums(rows)
     for table in range(query_codes.shape[-1]):
         queries, keys, buckets = _sorted(query_codes[:, table], key_codes[:, table], horizon)
-        # Members of a bucket side by side: one gather and one scatter a table instead of one a bucket.
+        # Members of a bucket side by side: one gather and one scatter per table instead of one per bucket.
         part = rows.pick(queries, keys)
         to_query, to_key = torch.zeros_like(part.query), torch.zeros_like(part.key)
         small_queries, small_keys = [], []
