@@ -40,7 +40,7 @@ class Plan:
 
     @property
     def work(self) -> int:
-        """Multiply-adds of one head: 2N rows through ℓ·z hash functions of m steps, then ℓ sums of m numbers per row."""
+        """Multiply-adds per head: 2N rows through ℓ·z hash functions of m steps, then ℓ sums of m numbers per row."""
         return 2 * self.n * self.tables * self.family.dim * (self.hashes + 1)
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from annattn.kernels.numba import memory
-from annattn.kernels.numba.dense_kernels import fill, join, read, scan
+from annattn.kernels.numba.dense_kernels import Scan, fill, join, read, scan
 from annattn.kernels.numba.simd import LANES
 from annattn.kernels.numba.threads import Run, run_pieces
 
@@ -122,11 +122,12 @@ class DenseTables:
                 sums[block, here].reshape((here.stop - here.start) * self.slots, self.width)[:, first:last].reshape(-1)
             )
             span = (edges[block], edges[block + 1], block == blocks - 1)
-            scan(
+            work = Scan(
                 self.targets, self.sources, self.first + here.start, self.flat, self.bases + first, self.stride,
                 last - first, span, horizon, order < 0, self.first == 0, self.divide and halves == 1, mine,
                 tally[block, here].copy(), totals[half][first:], self.width, counts[half][part], self.lost,
             )  # fmt: skip
+            scan(work)
 
         run(one, blocks * halves * parts)
         if halves > 1:

@@ -8,6 +8,8 @@ slot after slot, `width` numbers per slot. A block is a run of positions in time
 Whoever meets a row without a bucket sets lost[0].
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -16,7 +18,7 @@ from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.simd import converted, data_of, in_columns, intrinsic, load, loop, store, zero
 from annattn.lsh import NO_BUCKET
 
-__all__ = ["fill", "join", "read", "scan"]
+__all__ = ["Scan", "fill", "join", "read", "scan"]
 
 _STRIP = 2048  # rows summed before they are added to the float64 sums
 _SCAN = 1024  # rows scanned table by table, so that they and a table stay in the nearer caches
@@ -164,17 +166,41 @@ def read(codes, first_table, sums, tally, width, start, stop, is_first, divide, 
             _divide(total, count, row * width, row, width)
 
 
+class Scan(NamedTuple):
+    """What one pass of `scan` works on; see there."""
+
+    targets: np.ndarray
+    sources: np.ndarray
+    first_table: int
+    value: np.ndarray
+    bases: np.ndarray
+    stride: int
+    width: int
+    block: tuple[int, int, bool]
+    horizon: int
+    reverse: bool
+    is_first: bool
+    divide: bool
+    sums: np.ndarray
+    tally: np.ndarray
+    total: np.ndarray
+    total_stride: int
+    counts: np.ndarray
+    lost: np.ndarray
+
+
 @kernel
-def scan(
-    targets, sources, first_table, value, bases, stride, width, block, horizon, reverse, is_first, divide,
-    sums, tally, total, total_stride, count, lost,
-):  # fmt: skip
+def scan(work):
     """One pass in time over the places of `block`: each source goes into its buckets, then targets read theirs.
 
     targets (share, tables, n) and sources (share, tables, m) have one place in time per row. The target at place i
     reads when the source at place i + horizon is in. The last block also has those whose horizon lies beyond the
     sources.
     """
+    (
+        targets, sources, first_table, value, bases, stride, width, block, horizon, reverse,
+        is_first, divide, sums, tally, total, total_stride, count, lost,
+    ) = work  # fmt: skip
     begin, end, is_last = block
     share_targets, _, n = targets.shape
     share_sources, _, m = sources.shape
