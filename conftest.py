@@ -10,7 +10,7 @@ SLOW_EXAMPLES = (
     "annattn.experiments.figures.",
     "annattn.report.",
     "annattn.theorems.",
-    "annattn.lsh.shared_axis.rotation_probability",
+    "annattn.lsh.cross_polytope_probability.rotation_probability",
     "annattn.lsh.cross_polytope.CrossPolytope.log_slope",
 )
 
@@ -18,7 +18,8 @@ SLOW_EXAMPLES = (
 def pytest_collection_modifyitems(items):
     """Mark what is slow for its fixtures, and the slow examples."""
     for item in items:
-        asked = SLOW_FIXTURES & set(getattr(item, "fixturenames", ()))
+        # A test over all engines asks for the cluster only when Ray's turn comes.
+        asked = SLOW_FIXTURES & set(getattr(item, "fixturenames", ())) or "[ray" in item.name
         if asked or (isinstance(item, pytest.DoctestItem) and item.name.startswith(SLOW_EXAMPLES)):
             item.add_marker("slow")
 

@@ -31,6 +31,7 @@ def test_a_wrong_answer_is_not_timed(monkeypatch):
         contenders.CONTENDERS["anna"].make(1024)
 
 
+@pytest.mark.slow
 def test_extra_memory_is_at_least_the_output():
     n = 65_536
     assert extra_memory("anna", n) >= 4 * n * contenders.DIM

@@ -65,6 +65,7 @@ def test_parts_filled_apart_and_merged_in_any_grouping_are_one_pass(hasher, keep
     same(state_of(hasher, key, value, mask, keep, cuts).read(query), whole.read(query))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hasher", HASHERS, ids=str)
 @pytest.mark.parametrize("keep", ["sum", "newest"])
 @given(given_tokens=tokens())

@@ -126,6 +126,7 @@ for folder in ("small_heads", "small_rows", "heads", "rows"):
 """
 
 
+@pytest.mark.slow
 def test_memory_stays_far_below_the_arrays(folder, process):
     block = numbers(4096, 32)
     shapes = {
@@ -154,6 +155,7 @@ def test_memory_stays_far_below_the_arrays(folder, process):
     assert np.array_equal(np.load("heads/out.npy", mmap_mode="r")[-1:], first)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_told_to_end_leaves_nothing_behind(folder, process):
     save(64, queries=8_000, keys=8_000)
     np.save("out.npy", np.arange(3.0))

@@ -282,6 +282,7 @@ def exact_gradient(attend):
     attend(query, ROWS[1], ROWS[2], HYPERPLANES, gradient="exact").sum().backward()
 
 
+@pytest.mark.slow
 def test_a_backend_is_imported_when_it_is_first_considered():
     script = """
 import sys, torch, annattn as aa

@@ -8,6 +8,7 @@ from annattn.lsh import Hyperplane
 from annattn.measure import answers, exponent, lengths, measure_speed, speed, timing
 
 
+@pytest.mark.slow
 def test_ratios_are_those_of_the_times():
     for row in measure_speed([256, 512], tables=2, hashes=4, dim=16)["rows"]:
         t = row["seconds"]
