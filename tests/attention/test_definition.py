@@ -35,6 +35,22 @@ def test_reports_the_pairs_that_break_either_condition(seed):
     assert [tuple(pair) for pair in report.near.tolist()] == near
 
 
+@pytest.mark.parametrize(("radius", "approximation"), [(1.0, 2.0), (0.25, 6.0), (3.0, 1.5)])
+def test_the_two_radii_are_r_and_c_times_r_to_the_last_bit(radius, approximation):
+    def just(beyond):
+        return torch.nextafter(torch.tensor(beyond, dtype=torch.float64), torch.tensor(torch.inf)).item()
+
+    far = radius * approximation
+    keys = torch.tensor([[radius], [just(radius)], [far], [just(far)]], dtype=torch.float64)
+    query = torch.zeros(1, 1, dtype=torch.float64)
+    everywhere = torch.full((1, 4), 0.25)
+    report = aa.check_anna(everywhere, query, keys, radius=radius, approximation=approximation, tables=1)
+    # Only the key just beyond c·r is far; three keys are within it, so the near one needs weight 1/3.
+    assert (report.far.tolist(), report.near.tolist()) == ([[0, 3]], [[0, 0]])
+    enough = torch.tensor([[1 / 3, 0, 2 / 3, 0]], dtype=torch.float64)
+    assert aa.check_anna(enough, query, keys, radius=radius, approximation=approximation, tables=1).holds
+
+
 def test_exact_match_attention_satisfies_the_definition_with_repeated_keys():
     # With N(q, cr) read as a set of points, the two equal keys would each need weight 1.
     query, key = torch.tensor([[0.0], [5.0], [9.0]]), torch.tensor([[0.0], [0.0], [5.0]])

@@ -51,6 +51,30 @@ def test_the_square_of_the_senders_is_enough_slots_for_every_set_of_senders(send
     assert read(code, mean) == expected(body, sets)
 
 
+@pytest.mark.parametrize(("senders", "machines"), [(8, 100), (16, 300)])
+def test_the_lemmas_density_is_what_makes_its_slots_enough_for_many_senders(senders, machines):
+    code = SparseCode.lemma(senders, machines, enough_slots(senders, machines))
+    rows = np.zeros((machines, code.slots + 1), bool)
+    np.put_along_axis(rows, code.of, True, axis=1)
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        chosen = rows[rng.choice(machines, senders, replace=False), :-1]
+        assert (chosen & (chosen.sum(axis=0) == 1)).any(axis=1).all()
+    # A binomial share of this many entries is within a hundredth of its mean.
+    assert rows[:, :-1].mean() == pytest.approx(1 / (senders + 1), rel=0.01)
+
+
+def test_the_largest_neighbouring_numbers_in_one_slot_are_told_from_one_sender():
+    # Their variance is 2^-42 of their mean square, the least there is; the slot they share comes first.
+    machines, first, second = 2**20, 2**20 - 2, 2**20 - 1
+    rows = np.zeros((machines, 3), bool)
+    rows[:, 0] = True
+    rows[first, 1] = rows[second, 2] = True
+    code = SparseCode(rows)
+    mean = code.encode([first, second], [[7], [9]]).sum(axis=0, keepdims=True) / 2
+    assert read(code, mean) == {(0, first): (7,), (0, second): (9,)}
+
+
 def test_slots_by_formula():
     assert [lemma_slots(a, q) for a, q in ((1, 2), (2, 10), (3, 100))] == [9, 443, 4477]
     assert [enough_slots(a, q) for a, q in ((1, 2), (2, 10), (3, 100))] == [9, 111, 498]

@@ -102,6 +102,16 @@ def test_equal_rows_are_equal_whatever_the_sign_of_zero_and_nan_equals_nothing()
         run(hashed, hashed.encode(rows))
 
 
+@pytest.mark.parametrize("attention", [ExactMatch(), Anna(Hyperplane(1).sample(tables=3, hashes=2))])
+@pytest.mark.parametrize(("n", "memory"), [(60, 200), (200, 400), (200, 2000)])
+def test_a_collision_layer_has_no_idle_machines(attention, n, memory):
+    protocol = to_protocol(one_layer(attention), n, memory, dim=3)
+    rows = np.random.default_rng(0).integers(-4, 4, (n, 3)).astype(float)
+    trace = run(protocol, protocol.encode(rows)).trace
+    used = np.any([load.received > 0 for load in trace.loads], axis=0)
+    assert used.all()
+
+
 @pytest.mark.slow
 def test_protocol_to_transformer_to_protocol():
     for seed in range(12):

@@ -6,7 +6,7 @@ import torch
 
 from annattn.compiler import ExactMatch, Transformer, to_protocol, to_transformer, value_widths
 from annattn.compiler.identifiers import Identifiers, separating_hasher
-from annattn.errors import CollisionError, CompileError, InputError, OutboxError, WordError
+from annattn.errors import CollisionError, CompileError, InboxError, InputError, OutboxError, WordError
 from annattn.mpc import Limits, PerMachine, run, with_partners
 from annattn.mpc.protocols import PROTOCOLS, Broadcast, InductionHead, KHop, Permute, PrefixSum, Sort, Sum
 from tests.compiler.cases import RandomProtocol, compiled_equals, random_input
@@ -206,6 +206,18 @@ def test_a_breach_on_another_input_is_an_error_when_it_runs():
         model.run([7])
     with pytest.raises(WordError, match="the input, machine 0"):
         model.run([256])
+
+
+@pytest.mark.parametrize("each", [None, 2])
+def test_an_inbox_that_overflows_on_another_input_is_an_error_when_it_runs(each):
+    def gather_at_three(r, machine, inbox):
+        return [(3 if inbox[0][1] == (7,) else machine, word) for word in range(2)]
+
+    crowd = PerMachine(gather_at_three, rounds=1, limits=Limits(4, 4, word_bits=8))
+    model = to_transformer(crowd, example=np.ones(16, int), outputs_each=each)
+    assert model.run(np.full(16, 2)).tolist() == [0, 1] * 4
+    with pytest.raises(InboxError, match="round 0, machine 3: received 8 words, but memory_words allows 4"):
+        model.run(np.full(16, 7))
 
 
 def test_values_too_wide_for_memory_are_refused():
