@@ -10,7 +10,7 @@ from annattn.compiler import Anna, ExactMatch, Head, Layer, LowRank, Transformer
 from annattn.compiler.collision_layer import CollisionLayer
 from annattn.errors import CompileError, InputError, LeastMemoryError
 from annattn.lsh import Euclidean, Hyperplane
-from annattn.mpc import check_sharding, run
+from annattn.mpc import Limits, PerMachine, check_sharding, run
 from tests.compiler.cases import low_rank_as_anna, protocol_round_trip, random_transformer
 
 
@@ -116,6 +116,45 @@ def test_a_collision_layer_has_no_idle_machines(attention, n, memory):
 def test_protocol_to_transformer_to_protocol():
     for seed in range(12):
         protocol_round_trip(seed)
+
+
+def rotate(round, machine, inbox):  # noqa: A002 - the model's word
+    """Every record moves on by its first word, and its words change places."""
+    return [((machine + words[0]) % 4, (*words[1:], words[0])) for _, words in inbox]
+
+
+@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("bits", [8, 64])
+def test_records_of_several_words_go_there_and_back(width, bits, declared):
+    words = np.random.default_rng(width).integers(0, 200, (7, width), dtype=np.uint64)
+    options: dict = {"input_width": width} if declared else {}
+    protocol = PerMachine(rotate, rounds=2, limits=Limits(4, 24, bits), **options)
+    model = to_transformer(protocol, example=words)
+    tokens = model.embed(words)
+    assert tokens.shape[1] == model.dim
+    again = to_protocol(model, len(tokens), memory_words=3000)
+    rows = run(again, again.encode(tokens)).output
+    assert np.array_equal(model.read(torch.from_numpy(rows)), run(protocol, words).output)
+
+
+def test_a_scatter_that_adds_words_and_a_gather_that_reads_inboxes_go_there_and_back():
+    protocol = PerMachine(
+        rotate,
+        rounds=2,
+        limits=Limits(4, 12, word_bits=8),
+        input_width=1,
+        scatter=lambda records: [(number % 4, (word, number)) for number, (word,) in enumerate(records)],
+        gather=lambda inboxes: {machine: sorted(words for _, words in inbox) for machine, inbox in inboxes.items()},
+    )
+    words = [3, 1, 4, 1, 5]
+    expected = run(protocol, words).output
+    assert sorted(words for held in expected.values() for words in held) == [(1, 1), (1, 3), (3, 0), (4, 2), (5, 4)]
+    model = to_transformer(protocol)
+    assert model.run(words) == expected
+    tokens = model.embed(words)
+    again = to_protocol(model, len(tokens), memory_words=9000)
+    assert model.read(torch.from_numpy(run(again, again.encode(tokens)).output)) == expected
 
 
 @pytest.mark.slow

@@ -34,8 +34,6 @@ PARAMETERS = {
     "AnnaAttention": st.fixed_dictionaries({"tables": few, "value_dim": few}),
 }
 LARGEST = {"Connectivity": 25, "AnnaAttention": 60, "ExactMatchAttention": 60}
-NOT_FREE = {"Permute"}
-"""Protocols that take only some inputs: theirs may be put in another order, not made equal."""
 
 names = pytest.mark.parametrize("name", PROTOCOLS)
 
@@ -52,23 +50,6 @@ def problems(draw, name: str, largest: int | None = None) -> Problem:
     return PROTOCOLS[name](n, memory, **parameters)
 
 
-def shaped(name: str, words: np.ndarray, shape: str) -> np.ndarray:
-    """An input as it is, in order, in reverse, all rows alike, or of two kinds of rows."""
-    rows = words.reshape(len(words), -1)
-    if shape == "sorted":
-        rows = rows[np.lexsort(rows.T[::-1])]
-    elif shape == "reversed":
-        rows = rows[np.lexsort(rows.T[::-1])][::-1]
-    elif name not in NOT_FREE and shape == "equal":
-        rows = np.repeat(rows[:1], len(rows), axis=0)
-    elif name not in NOT_FREE and shape == "two":
-        rows = rows[np.arange(len(rows)) % 2 * (len(rows) - 1)]
-    return rows.reshape(words.shape)
-
-
-shapes = st.sampled_from(["random", "random", "sorted", "reversed", "equal", "two"])
-
-
 @pytest.mark.slow
 @names
 @settings(max_examples=200, deadline=None)
@@ -76,7 +57,9 @@ shapes = st.sampled_from(["random", "random", "sorted", "reversed", "equal", "tw
 def test_it_gives_the_oracles_answer_in_the_rounds_of_its_formula(name, data):
     protocol = data.draw(problems(name))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    words = shaped(name, protocol.sample(rng), data.draw(shapes))
+    inputs = protocol.variants(rng)
+    # Every second input is a random one.
+    words = inputs[data.draw(st.one_of(st.just("random"), st.sampled_from(list(inputs))))]
     result = run(protocol, words)
     assert protocol.agrees(result.output, protocol.oracle(words))
     assert result.trace.rounds == protocol.round_formula()
@@ -125,6 +108,16 @@ def test_it_refuses_an_input_of_another_size(name):
     rows = words.reshape(len(words), -1)
     with pytest.raises(InputError, match="words per record"):
         run(protocol, np.hstack([rows, rows]))
+
+
+@names
+def test_its_inputs_have_one_size_and_come_from_the_seed(name):
+    protocol = PROTOCOLS[name](20, 400)
+    inputs, again = (protocol.variants(np.random.default_rng(3)) for _ in range(2))
+    assert np.array_equal(inputs["random"], protocol.sample(np.random.default_rng(3)))
+    for variant, words in inputs.items():
+        assert (words.shape, words.dtype) == (inputs["random"].shape, np.uint64)
+        assert np.array_equal(words, again[variant])
 
 
 @names

@@ -25,11 +25,13 @@ class CompiledProtocol(Transformer):
     rows: MachineRows
     widths: ValueWidths
     readers: Readers
+    record_words: int
+    """Words per record of the input as the protocol places it, seen in the trial run."""
 
     @property
     def dim(self) -> int:
         """Columns of an input token."""
-        return token_width(self.rows, self.protocol.input_width or 1)
+        return token_width(self.rows, self.record_words)
 
     def embed(self, words: ArrayLike) -> Tensor:
         """The input tokens: one per record, where the protocol places it, and blank ones for the other machines."""

@@ -67,9 +67,9 @@ def to_transformer(
     source = protocol if partners is None else with_partners(protocol, partners)
     limits, widths = source.limits, value_widths(source.limits, mode, slots)
     check_sizes(limits, widths, memory_bytes)
-    check_by_running(protocol, example)
+    record_words = check_by_running(protocol, example)
     if source is not protocol:
-        check_by_running(source, example)
+        record_words = check_by_running(source, example)
 
     # What all layers share: a token's row is a machine's mail, queries and keys are names of machines, and values are
     # messages in a code that survives averaging.
@@ -82,4 +82,12 @@ def to_transformer(
     first = init_layer(rows, names, attend)
     routing = route_layers(source, rows, names, code, heads, attend, readers)
     output = output_function(source, rows, readers)
-    return CompiledProtocol([first, *routing], output, protocol=source, rows=rows, widths=widths, readers=readers)
+    return CompiledProtocol(
+        [first, *routing],
+        output,
+        protocol=source,
+        rows=rows,
+        widths=widths,
+        readers=readers,
+        record_words=record_words,
+    )

@@ -62,12 +62,16 @@ def example_of(protocol: Protocol) -> Any:
     return rng.integers(0, protocol.limits.largest_word, shape, dtype=np.uint64, endpoint=True)
 
 
-def check_by_running(protocol: Protocol, example: ArrayLike | None) -> None:
-    """Run the protocol on an example; raise CompileError unless it is deterministic, local and within its limits."""
+def check_by_running(protocol: Protocol, example: ArrayLike | None) -> int:
+    """Run the protocol on an example; raise CompileError unless it is deterministic, local and within its limits.
+
+    Returns the number of words per record of the input as the protocol places it.
+    """
     name = type(protocol).__name__
     try:
         words = check_input(protocol, example_of(protocol) if example is None else example)
         mail = deliver_input(protocol, words)
+        record_words = mail.width
     except LimitError as error:
         raise CompileError(name, given=f"an input with {error}", expected="one that fits its machines") from error
     except InputError as error:
@@ -88,6 +92,7 @@ def check_by_running(protocol: Protocol, example: ArrayLike | None) -> None:
         check_sharding(protocol, words, cuts=1, alone=4)
     except (LimitError, ShardingError) as error:
         raise CompileError(name, given=str(error), expected="a protocol within its limits") from error
+    return record_words
 
 
 def _same(one: Mail, two: Mail) -> bool:

@@ -142,6 +142,22 @@ class Connectivity(Problem):
         """Random edges."""
         return rng.integers(0, self.vertices, (self.n, 2), dtype=np.uint64)
 
+    def variants(self, rng: np.random.Generator) -> dict[str, Words]:
+        """Besides random edges: a path, a cycle, a star, a matching, a tree, two cycles, and nothing but loops."""
+        edge, last = np.arange(self.n), self.vertices - 1
+        half = max(1, self.vertices // 2)
+        graphs = {
+            "path": (edge, edge + 1),
+            "cycle": (edge % self.vertices, (edge + 1) % self.vertices),
+            "two cycles": (edge % half + half * (edge // half % 2), (edge + 1) % half + half * (edge // half % 2)),
+            "star": (0 * edge, edge + 1),
+            "matching": (2 * edge, 2 * edge + 1),
+            "tree": (edge // 2, edge + 1),
+            "loops": (edge % self.vertices, edge % self.vertices),
+        }
+        made = {name: np.column_stack(np.minimum(ends, last)).astype(np.uint64) for name, ends in graphs.items()}
+        return super().variants(rng) | made
+
     def oracle(self, words: Words) -> Words:
         """A walk from every vertex that has not been reached yet, lowest first."""
         beside: list[list[int]] = [[] for _ in range(self.vertices)]

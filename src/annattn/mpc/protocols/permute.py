@@ -7,7 +7,7 @@ import numpy as np
 from annattn.errors import InputError
 from annattn.mpc.model import Limits, Mail, Words, spread
 from annattn.mpc.parts.stages import Stage
-from annattn.mpc.protocols.problem import Problem, check_places, random_words
+from annattn.mpc.protocols.problem import Problem, check_places, in_both_orders, random_words
 
 __all__ = ["Permute"]
 
@@ -58,6 +58,10 @@ class Permute(Problem):
         """A random permutation of random words."""
         places = rng.permutation(self.n).astype(np.uint64)
         return np.column_stack([places, random_words(rng, self.n, self.limits.word_bits)])
+
+    def variants(self, rng: np.random.Generator) -> dict[str, Words]:
+        """Every place occurs once, so records can be put in another order but not repeated."""
+        return in_both_orders(self.sample(rng))
 
     def oracle(self, words: Words) -> Words:
         """One assignment at a time."""

@@ -12,7 +12,7 @@ from annattn.errors import InputError, LeastMemoryError
 from annattn.mpc.model import Words, whole
 from annattn.mpc.parts.stages import Staged, least_memory
 
-__all__ = ["Problem", "check_places", "random_words"]
+__all__ = ["Problem", "check_places", "in_both_orders", "of_few_records", "random_words"]
 
 
 class Problem(Staged):
@@ -41,6 +41,14 @@ class Problem(Staged):
     @abstractmethod
     def sample(self, rng: np.random.Generator) -> Words:
         """A random input."""
+
+    def variants(self, rng: np.random.Generator) -> dict[str, Words]:
+        """Inputs by name that the shared tests try: random, in order, in reverse, of one record, of two.
+
+        A protocol whose input has structure, such as a graph or a permutation, says here which ones are worth trying.
+        """
+        words = self.sample(rng)
+        return in_both_orders(words) | of_few_records(words)
 
     @abstractmethod
     def oracle(self, words: Words) -> Any:
@@ -84,6 +92,27 @@ class Problem(Staged):
             least = self.least_memory(n, **parameters)
             raise LeastMemoryError(type(self).__name__, n=n, memory_words=memory_words, least=least)
         return n, memory_words
+
+
+def in_both_orders(words: Words) -> dict[str, Words]:
+    """The input as it is, in increasing order, and in decreasing order.
+
+    >>> in_both_orders(np.array([2, 1], np.uint64))["reversed"]
+    array([2, 1], dtype=uint64)
+    """
+    rows = words.reshape(len(words), -1)
+    ordered = rows[np.lexsort(rows.T[::-1])].reshape(words.shape)
+    return {"random": words, "sorted": ordered, "reversed": ordered[::-1].copy()}
+
+
+def of_few_records(words: Words) -> dict[str, Words]:
+    """Inputs of the same size in which all records are the first one, or take turns with the last.
+
+    >>> of_few_records(np.array([2, 1, 0], np.uint64))["two"]
+    array([2, 0, 2], dtype=uint64)
+    """
+    place = np.arange(len(words))
+    return {"equal": words[0 * place], "two": words[place % 2 * (len(words) - 1)]}
 
 
 def check_places(n: int, word_bits: int) -> None:
