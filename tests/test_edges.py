@@ -173,24 +173,10 @@ def test_cache_rows_are_named_by_integers_only():
         with pytest.raises(InputError, match="rows"):
             cache.reorder(bad)
     assert cache.lengths == [3, 3]
-    with pytest.raises(InputError, match="hasher, dtype"):
+    with pytest.raises(InputError, match="hasher: got str"):
         aa.BucketCache("hasher", value_dim=8)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match="hasher, dtype"):
+    with pytest.raises(InputError, match="dtype: got"):
         aa.BucketCache(HASHER, value_dim=8, dtype=torch.int64)
-
-
-def test_a_damaged_sparse_state_changes_nothing():
-    wide = Hyperplane(8).sample(tables=2, hashes=30)
-    cache = aa.BucketCache(wide, value_dim=8, heads=2)
-    query, key, value = tokens()
-    cache.append(key, value)
-    before = cache.attend(query)
-    for name in ("table", "tally", "slot_owners", "slot_digits"):
-        state = cache.state_dict()
-        state[name] = state[name][:2]
-        with pytest.raises(InputError, match="an owner for every slot"):
-            cache.load_state_dict(state)
-    assert torch.equal(cache.attend(query), before)
 
 
 def test_inputs_that_are_no_tensors_are_named():

@@ -12,15 +12,17 @@ import torch
 from torch import Tensor
 
 from annattn.attention.inputs import accumulator, hash_inputs
-from annattn.attention.slots import make_slots
+from annattn.attention.names import Names
 from annattn.checks import require_choice, require_count
 from annattn.errors import InputError
-from annattn.kernels import Order, bucket_sum, choose, nan_targets, newest, tables_call
-from annattn.lsh import Hasher
+from annattn.kernels import Layout, Order, bucket_sum, check_saved, choose, hash_call, nan_targets, newest, tables_call
+from annattn.lsh import IGNORED, Hasher
 
 __all__ = ["BucketState", "Keep", "Reading"]
 
 Keep = Literal["sum", "newest"]
+
+_ANY_CODE = 2**62  # of tuples that are numbered, there are fewer
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,12 @@ class Reading:
 
 
 class BucketState:
-    """Sums and counts per bucket of ℓ tables, and whether a key without a bucket was lost; per batch row and head.
+    """What each bucket of ℓ tables holds, and whether a key without a bucket was lost; per batch row and head.
 
-    `keep="newest"` keeps each bucket's newest value in place of the sum, for latest-match attention. Not
-    differentiable. Sums are kept in float64, so that they do not drift over a long context.
+    A bucket is the sum of its values and their number; how it is stored is the backend's affair, see
+    `kernels.tables`. `keep="newest"` keeps each bucket's newest value in place of the sum, for latest-match attention.
+    The last `history` tokens can be undone. Not differentiable. Sums are those of float64, so that they do not drift
+    over a long context.
 
     >>> import annattn as aa
     >>> hasher = aa.lsh.Hyperplane(4).sample(tables=8, hashes=6, seed=0)
@@ -53,52 +57,53 @@ class BucketState:
     >>> torch.testing.assert_close(out, aa.anna_attention(q, k, v, hasher))
     """
 
-    def __init__(self, hasher: Hasher, *, value_dim: int, batch: int = 1, heads: int = 1, keep: Keep = "sum") -> None:
+    def __init__(
+        self,
+        hasher: Hasher,
+        *,
+        value_dim: int,
+        batch: int = 1,
+        heads: int = 1,
+        keep: Keep = "sum",
+        history: int = 0,
+    ) -> None:
         require_choice("keep", keep, ("sum", "newest"))
         self.hasher: Hasher = hasher
         self.keep: Keep = keep
         self.batch, self.heads = require_count("batch", batch), require_count("heads", heads)
-        self.value_dim = require_count("value_dim", value_dim)
-        self._slots = make_slots(hasher, self.batch, self.heads)
-        device = hasher.device
-        # Apple's GPUs have no float64.
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        # Slot 0 is no bucket's: it stays zero, and is what a query reads that meets nothing.
-        self._sums = torch.zeros(self._slots.size, self.value_dim, dtype=dtype, device=device)
-        self._counts = torch.zeros(self._slots.size, dtype=torch.int64, device=device)
-        self._lost = torch.zeros(self.batch, self.heads, dtype=torch.bool, device=device)
-        self._lengths = torch.zeros(self.batch, dtype=torch.int64, device=device)
+        self.value_dim, self.history = require_count("value_dim", value_dim), require_count("history", history, least=0)
+        width = hasher.hashes * hasher.family.digits_per_hash
+        self._names = Names(self.batch, width) if hasher.buckets is None else None
+        layout = Layout(
+            self.batch, self.heads, hasher.tables, self.value_dim, hasher.buckets or _ANY_CODE, keep == "newest",
+            self.history, hasher.device,
+        )  # fmt: skip
+        self._tables = choose(tables_call(layout)).make_tables(layout)
 
     @property
     def lengths(self) -> list[int]:
         """How many keys take part, per batch row."""
-        return self._lengths.tolist()
+        return self._tables.lengths
+
+    @property
+    def recent(self) -> list[int]:
+        """How many of the last tokens can be undone, per batch row."""
+        return self._tables.recent
 
     @property
     def nbytes(self) -> int:
         """Bytes held by the tables."""
-        return self._sums.nbytes + self._counts.nbytes
+        return self._tables.nbytes + (0 if self._names is None else self._names.nbytes)
 
     @torch.no_grad()
     def fill(self, key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> None:
         """Put keys and values (batch, heads, n, dim) into their buckets; masked ones leave no trace."""
-        hashable = self.hasher.hashable(key)
-        taking_part = torch.ones_like(hashable) if key_mask is None else key_mask[:, None].expand_as(hashable)
-        slots = self._slots.find(key, hashable & taking_part, create=True)
-        self._grow(self._slots.size)
-        backend = choose(tables_call(self._sums, slots))
-        backend.fill_tables(self._sums, self._counts, slots, value, self.keep == "newest")
-        self._lost |= (taking_part & ~hashable).any(-1)
-        self._lengths += taking_part[:, 0].sum(-1)
+        self._tables.add(self._codes(key, create=True, kept=key_mask), value.detach(), key_mask)
 
     @torch.no_grad()
     def read(self, query: Tensor) -> Reading:
         """What queries (batch, a multiple of the heads, n, dim) find among all keys put in so far."""
-        hashable = self.hasher.hashable(query)
-        share = query.shape[1] // self.heads
-        slots = self._slots.find(query, hashable, create=False, share=share)
-        total, count = choose(tables_call(self._sums, slots)).read_tables(self._sums, self._counts, slots)
-        return Reading(total, count, ~hashable | self._lost.repeat_interleave(share, 1)[..., None])
+        return Reading(*self._tables.read(self._codes(query)))
 
     @torch.no_grad()
     def scan(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> Reading:
@@ -107,35 +112,75 @@ class BucketState:
             self.fill(key, value, key_mask)
             return self.read(query)
         query_codes, key_codes = hash_inputs(self.hasher, query, key, key_mask)
+        before, found = self._codes(query), None
         if self.keep == "sum":
-            before = self.read(query)
             wide = value.to(accumulator(value.dtype))
-            more, met = bucket_sum(query_codes, key_codes, wide, Order.CAUSAL, self.hasher.dense_buckets, False)
-            total, count = before.total + more, before.count + met
+            total, count = bucket_sum(query_codes, key_codes, wide, Order.CAUSAL, self.hasher.dense_buckets, False)
         else:
-            before, total, count = self._scan_newest(query, value, query_codes, key_codes)
-        unknown = before.unknown | nan_targets(query_codes, key_codes, Order.CAUSAL)
+            # Per table the newest of the new keys, or where there is none, what the bucket held before.
+            found = newest(query_codes, key_codes, self.hasher.dense_buckets)
+            before = torch.where((found >= 0) & (before >= 0), IGNORED, before)
+            rows = value.double().repeat_interleave(query.shape[1] // self.heads, 1)
+            total, count = torch.zeros(*query.shape[:3], self.value_dim, dtype=rows.dtype, device=rows.device), 0
+            for position in found.unbind(-1):
+                index = position.clamp(min=0)[..., None].expand(*position.shape, self.value_dim)
+                total = total + torch.where((position >= 0)[..., None], rows.gather(2, index), 0)
+            count = (found >= 0).sum(-1)
+        more, met, unknown = self._tables.read(before)
+        unknown = unknown | nan_targets(query_codes, key_codes, Order.CAUSAL)
         self.fill(key, value, key_mask)
-        return Reading(total, count, unknown)
+        return Reading(more + total, met + count, unknown)
 
-    def _scan_newest(
-        self, query: Tensor, value: Tensor, query_codes: Tensor, key_codes: Tensor
-    ) -> tuple[Reading, Tensor, Tensor]:
-        """Per table the newest of the new keys, or where there is none, what the bucket held before."""
-        positions = newest(query_codes, key_codes, self.hasher.dense_buckets)
-        hashable, share = self.hasher.hashable(query), query.shape[1] // self.heads
-        slots = self._slots.find(query, hashable, create=False, share=share)
-        slots = torch.where(positions >= 0, 0, slots)
-        total, count = choose(tables_call(self._sums, slots)).read_tables(self._sums, self._counts, slots)
-        before = Reading(total, count, ~hashable | self._lost.repeat_interleave(share, 1)[..., None])
-        rows = value.to(total.dtype).repeat_interleave(share, 1)
-        for position in positions.unbind(-1):
-            index = position.clamp(min=0)[..., None].expand(*position.shape, self.value_dim)
-            total = total + torch.where((position >= 0)[..., None], rows.gather(2, index), 0)
-        return before, total, count + (positions >= 0).sum(-1)
+    def _codes(self, rows: Tensor, *, create: bool = False, kept: Tensor | None = None) -> Tensor:
+        """Codes that mean the same in every call."""
+        if self._names is None:
+            return choose(hash_call(self.hasher, rows, rows)).hash_rows(self.hasher, rows.detach())
+        hashable = self.hasher.hashable(rows)
+        if kept is not None:
+            hashable = hashable & kept[:, None]
+        return self._names.codes(self.hasher.digits(rows), hashable, create=create)
+
+    def crop(self, tokens: Sequence[int]) -> None:
+        """Undo this many of the last tokens of each batch row, at most `recent`, as if they had never come."""
+        for row, (asked, there) in enumerate(zip(tokens, self.recent, strict=True)):
+            if not 0 <= asked <= there:
+                raise InputError(
+                    f"tokens to undo of batch row {row}",
+                    given=asked,
+                    expected=f"0 to {there}",
+                    hint=f"of each row the last {self.history} can be undone (history={self.history}); or keep a "
+                    "snapshot()",
+                )
+        self._tables.crop(list(tokens))
+
+    def twin(self, rows: Sequence[int] | None = None) -> "BucketState":
+        """A state of its own that holds the same, or these batch rows of it; copied only where the two come to differ.
+
+        >>> import annattn as aa
+        >>> hasher = aa.lsh.Hyperplane(4).sample(tables=2, hashes=2)
+        >>> state = aa.attention.BucketState(hasher, value_dim=3)
+        >>> twin = state.twin()
+        >>> state.fill(torch.randn(1, 1, 10, 4), torch.randn(1, 1, 10, 3))
+        >>> state.lengths, twin.lengths
+        ([10], [0])
+        """
+        chosen = list(range(self.batch)) if rows is None else list(rows)
+        twin = BucketState.__new__(BucketState)
+        vars(twin).update(vars(self))
+        twin.batch = len(chosen)
+        twin._tables = self._tables.twin(chosen)
+        twin._names = None if self._names is None else self._names.twin(chosen)
+        return twin
+
+    def alike(self, other: "BucketState") -> bool:
+        """Whether two states are made alike, but for the batch and the history."""
+        same = (self.hasher, self.keep, self.heads, self.value_dim)
+        return same == (other.hasher, other.keep, other.heads, other.value_dim)
 
     def merge(self, later: "BucketState") -> "BucketState":
         """The state of this one's keys followed by those of `later`; associative, and changes neither.
+
+        Sums are float64: associative to the bit where those are exact, otherwise to their rounding.
 
         >>> import annattn as aa
         >>> hasher = aa.lsh.Hyperplane(4).sample(tables=2, hashes=2)
@@ -144,65 +189,37 @@ class BucketState:
         >>> a.merge(b).lengths
         [10]
         """
-        same = (self.hasher, self.keep, self.batch, self.heads, self.value_dim)
-        if same != (later.hasher, later.keep, later.batch, later.heads, later.value_dim):
+        if not self.alike(later) or (self.batch, self.history) != (later.batch, later.history):
             raise InputError(
                 "state",
-                given="one of another hasher, rule, batch, heads or value_dim",
+                given="one of another hasher, rule, batch, heads, value_dim or history",
                 expected="one made like this one",
             )
-        merged = BucketState(self.hasher, value_dim=self.value_dim, batch=self.batch, heads=self.heads, keep=self.keep)
-        for state in (self, later):
-            into, of = merged._slots.adopt(state._slots)
-            merged._grow(merged._slots.size)
-            if self.keep == "sum":
-                merged._sums[into] += state._sums[of]
-                merged._counts[into] += state._counts[of]
-            else:
-                held = state._counts[of] > 0
-                merged._sums[into[held]] = state._sums[of[held]]
-                merged._counts[into[held]] = 1
-        merged._lost = self._lost | later._lost
-        merged._lengths = self._lengths + later._lengths
+        merged = self.twin()
+        names: list[Tensor | None] = [None] * self.batch
+        if merged._names is not None and later._names is not None:
+            names = list(merged._names.adopt(later._names))
+        merged._tables.merge(later._tables, names)
         return merged
 
     def select(self, rows: Sequence[int | None]) -> None:
         """Make batch row b what row rows[b] was, or empty."""
-        slots = self._slots.rearrange(rows)
-        self._sums, self._counts = self._sums[slots], self._counts[slots]
-        picked = torch.tensor([-1 if row is None else row for row in rows], device=self._lost.device)
-        kept = picked >= 0
-        self._lost = self._lost[picked] & kept[:, None]
-        self._lengths = self._lengths[picked] * kept
+        self._tables.select(rows)
+        if self._names is not None:
+            self._names.select(rows)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything stored, as tensors; the hasher is not part of it."""
-        own = {"table": self._sums, "tally": self._counts, "lost": self._lost, "lengths": self._lengths}
-        return {name: tensor.clone() for name, tensor in {**own, **self._slots.state()}.items()}
+        return {**self._tables.saved(), **({} if self._names is None else self._names.saved())}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over what `state_dict` of a state made like this one gave; on a mismatch nothing changes."""
-        own = self.state_dict()
-        if set(state) != set(own):
-            raise InputError("state", given=sorted(state), expected=f"the entries {sorted(own)}")
-        for name, tensor in state.items():
-            grows = self._slots.grows and name not in ("lost", "lengths")
-            same = tensor.shape[1:] == own[name].shape[1:] if grows else tensor.shape == own[name].shape
-            if not same or tensor.dtype != own[name].dtype:
-                raise InputError(
-                    f"state[{name!r}]",
-                    given=f"{tuple(tensor.shape)} {tensor.dtype}",
-                    expected=f"{tuple(own[name].shape)} {own[name].dtype}",
-                    hint="load into a cache with the same hasher, batch, heads and value_dim",
-                )
-        self._slots.check(state)
-        self._slots.load(state)
-        here = self._sums.device
-        self._sums, self._counts = state["table"].to(here, copy=True), state["tally"].to(here, copy=True)
-        self._lost, self._lengths = state["lost"].to(here, copy=True), state["lengths"].to(here, copy=True)
-
-    def _grow(self, size: int) -> None:
-        if size > len(self._sums):
-            more = max(size, 2 * len(self._sums)) - len(self._sums)
-            self._sums = torch.nn.functional.pad(self._sums, (0, 0, 0, more))
-            self._counts = torch.nn.functional.pad(self._counts, (0, more))
+        if not isinstance(state, dict):
+            raise InputError("state", given=type(state).__name__, expected="a dict of tensors, as state_dict gives")
+        own = dict(state)
+        names = {} if self._names is None else {name: own.pop(name) for name in ("names", "named") if name in own}
+        check_saved(self._tables.layout, own)
+        if self._names is not None:
+            self._names.check(names)
+            self._names.load(names)
+        self._tables.load(own)

@@ -1,5 +1,5 @@
 """The decode cache."""
 
-from annattn.cache.bucket_cache import BucketCache
+from annattn.cache.bucket_cache import BucketCache, Snapshot
 
-__all__ = ["BucketCache"]
+__all__ = ["BucketCache", "Snapshot"]

@@ -1,26 +1,42 @@
 """The decode cache: the hash tables themselves, so that a step costs the same at any length of the context."""
 
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from annattn.attention.inputs import check_hasher, check_inputs
 from annattn.attention.state import BucketState
-from annattn.checks import require_choice
+from annattn.checks import require_choice, require_count
 from annattn.errors import InputError
 from annattn.lsh import Hasher
 
-__all__ = ["BucketCache"]
+__all__ = ["BucketCache", "Snapshot"]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a cache held at some moment, for `BucketCache.restore`; it does not change any more."""
+
+    state: BucketState
+    dtype: torch.dtype | None
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many keys take part, per batch row."""
+        return self.state.lengths
 
 
 class BucketCache:
     """Keys and values seen so far, as Algorithm 1 stores them: per bucket a sum of values and a count of keys.
 
-    With at most 2^14 buckets per table the tables are dense, and memory does not grow with the context; wider codes
-    are stored by the buckets that occur. `mechanism="latest_match"` keeps each bucket's newest value instead of its
-    sum. For inference: nothing here is differentiable.
+    Memory grows with use, up to what a row per bucket takes. `mechanism="latest_match"` keeps each bucket's newest
+    value instead of its sum. Outputs have `dtype`, or that of the values. For inference: nothing here is
+    differentiable.
 
     >>> import annattn as aa
     >>> hasher = aa.lsh.Hyperplane(4).sample(tables=8, hashes=6, seed=0)
@@ -37,23 +53,31 @@ class BucketCache:
         value_dim: int,
         batch: int = 1,
         heads: int = 1,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
         mechanism: Literal["anna", "latest_match"] = "anna",
+        history: int = 32,
     ) -> None:
         require_choice("mechanism", mechanism, ("anna", "latest_match"))
-        if not isinstance(hasher, Hasher) or not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise InputError(
-                "hasher, dtype", given=(type(hasher).__name__, dtype), expected="a Hasher and a floating-point dtype"
-            )
+        if not isinstance(hasher, Hasher):
+            check_hasher(hasher, torch.empty(0))
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise InputError("dtype", given=repr(dtype), expected="a floating-point dtype such as torch.float32")
         self.hasher, self.mechanism, self.dtype = hasher, mechanism, dtype
         keep = "sum" if mechanism == "anna" else "newest"
-        self.state = BucketState(hasher, value_dim=value_dim, batch=batch, heads=heads, keep=keep)
+        self.state = BucketState(hasher, value_dim=value_dim, batch=batch, heads=heads, keep=keep, history=history)
         self.batch, self.heads, self.value_dim = self.state.batch, self.state.heads, self.state.value_dim
+        self.history = self.state.history
+        self._given: torch.dtype | None = None  # that of the values put in last
 
     @property
     def lengths(self) -> list[int]:
         """How many keys take part, per batch row."""
         return self.state.lengths
+
+    @property
+    def recent(self) -> list[int]:
+        """How many of the last tokens `crop` can undo, per batch row."""
+        return self.state.recent
 
     @property
     def nbytes(self) -> int:
@@ -67,7 +91,7 @@ class BucketCache:
         *,
         key_mask: Bool[Tensor, "batch new"] | None = None,
     ) -> None:
-        """Store new tokens; masked ones (left padding, say) leave no trace.
+        """Store new tokens; masked ones leave no trace, so that rows may get different numbers of tokens.
 
         >>> import annattn as aa
         >>> cache = aa.BucketCache(aa.lsh.Hyperplane(4).sample(tables=2, hashes=2), value_dim=3)
@@ -77,6 +101,7 @@ class BucketCache:
         """
         self._check_new(key, key, value, key_mask)
         self.state.fill(key, value, key_mask)
+        self._given = value.dtype
 
     def attend(
         self, query: Float[Tensor, "batch query_heads queries dim"]
@@ -89,7 +114,7 @@ class BucketCache:
         [[[[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]]]
         """
         self._check_query(query)
-        return self.state.read(query).mean().to(self.dtype)
+        return self.state.read(query).mean().to(self.dtype or self._given or query.dtype)
 
     def step(
         self,
@@ -101,6 +126,9 @@ class BucketCache:
     ) -> Float[Tensor, "batch query_heads new value_dim"]:
         """Append new tokens and let each attend causally: to all that came before, and to itself.
 
+        Masked tokens leave no trace, so that rows may get different numbers of tokens; outputs at their places mean
+        nothing.
+
         >>> import annattn as aa
         >>> cache = aa.BucketCache(aa.lsh.Hyperplane(4).sample(tables=2, hashes=2), value_dim=3)
         >>> x = torch.randn(1, 1, 1, 4)
@@ -111,9 +139,64 @@ class BucketCache:
         self._check_new(query, key, value, key_mask)
         if query.shape[2] != key.shape[2]:
             raise InputError("query length", given=query.shape[2], expected=f"the {key.shape[2]} new keys")
-        return self.state.scan(query, key, value, key_mask).mean().to(self.dtype)
+        self._given = value.dtype
+        return self.state.scan(query, key, value, key_mask).mean().to(self.dtype or value.dtype)
 
-    def reset(self, rows: Int[Tensor, " some"] | list[int] | None = None) -> None:
+    def crop(self, tokens: int | Int[Tensor, " batch"] | Sequence[int]) -> None:
+        """Undo the last tokens, this many of every batch row or of each its own number, as if they had never come.
+
+        For speculative decoding: append a draft, look at it, undo what is rejected. It costs next to nothing. Of each
+        row the last `history` tokens can be undone, `recent` says how many are left; `snapshot` has no such limit.
+
+        >>> import annattn as aa
+        >>> cache = aa.BucketCache(aa.lsh.Hyperplane(4).sample(tables=2, hashes=2), value_dim=3, batch=2)
+        >>> cache.append(torch.randn(2, 1, 10, 4), torch.randn(2, 1, 10, 3))
+        >>> cache.crop([3, 1])
+        >>> cache.lengths
+        [7, 9]
+        """
+        each = _whole_numbers("tokens", tokens, f"an integer, or one for each of {self.batch} batch rows")
+        if isinstance(each, int):
+            each = [each] * self.batch
+        if len(each) != self.batch:
+            raise InputError("tokens", given=f"{len(each)} numbers", expected=f"one for each of {self.batch} rows")
+        self.state.crop(each)
+
+    def snapshot(self) -> Snapshot:
+        """What the cache holds now, to come back to with `restore` as often as wanted: a prompt that many begin with.
+
+        Nothing is copied now: whoever goes on from here first copies what both share, once per batch row and head.
+
+        >>> import annattn as aa
+        >>> cache = aa.BucketCache(aa.lsh.Hyperplane(4).sample(tables=2, hashes=2), value_dim=3)
+        >>> cache.append(torch.randn(1, 1, 10, 4), torch.randn(1, 1, 10, 3))
+        >>> prompt = cache.snapshot()
+        >>> cache.append(torch.randn(1, 1, 50, 4), torch.randn(1, 1, 50, 3))
+        >>> cache.restore(prompt)
+        >>> cache.lengths
+        [10]
+        """
+        return Snapshot(self.state.twin(), self._given)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Hold again what a snapshot holds, of this cache or of one made like it.
+
+        A snapshot of one batch row fills all rows of a larger batch with it.
+        """
+        if not isinstance(snapshot, Snapshot):
+            raise InputError("snapshot", given=type(snapshot).__name__, expected="what `snapshot()` gave")
+        state = snapshot.state
+        fits = self.state.alike(state) and state.history == self.history and state.batch in (1, self.batch)
+        if not fits:
+            raise InputError(
+                "snapshot",
+                given="one of a cache with another hasher, mechanism, batch, heads, value_dim or history",
+                expected="one of a cache made like this one, or of a single batch row",
+            )
+        self.state = state.twin(range(self.batch) if state.batch == self.batch else [0] * self.batch)
+        self._given = snapshot.dtype
+
+    def reset(self, rows: Int[Tensor, " some"] | Sequence[int] | None = None) -> None:
         """Forget everything, or everything of some batch rows.
 
         >>> import annattn as aa
@@ -126,7 +209,7 @@ class BucketCache:
         chosen = range(self.batch) if rows is None else self._picked(rows)
         self.state.select([None if row in chosen else row for row in range(self.batch)])
 
-    def reorder(self, rows: Int[Tensor, " batch"] | list[int]) -> None:
+    def reorder(self, rows: Int[Tensor, " batch"] | Sequence[int]) -> None:
         """Row b becomes a copy of what row rows[b] was, as beam search wants it.
 
         >>> import annattn as aa
@@ -146,13 +229,16 @@ class BucketCache:
 
         >>> import annattn as aa
         >>> cache = aa.BucketCache(aa.lsh.Hyperplane(4).sample(tables=2, hashes=2), value_dim=3)
-        >>> sorted(cache.state_dict())
-        ['lengths', 'lost', 'table', 'tally']
+        >>> cache.append(torch.randn(1, 1, 10, 4), torch.randn(1, 1, 10, 3))
+        >>> cache.state_dict()["lengths"]
+        tensor([10])
         """
         return self.state.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over what `state_dict` of a cache of the same shape gave; on a mismatch nothing changes.
+
+        Every number in it is checked, so that a file from anywhere may be loaded.
 
         >>> import annattn as aa
         >>> hasher = aa.lsh.Hyperplane(4).sample(tables=2, hashes=2)
@@ -163,13 +249,14 @@ class BucketCache:
         [10]
         """
         self.state.load_state_dict(state)
+        self._given = None
 
-    def _picked(self, rows: Tensor | list[int]) -> list[int]:
-        picked = torch.as_tensor(rows)
-        is_index = picked.ndim == 1 and not picked.is_floating_point() and picked.dtype != torch.bool
-        if picked.numel() and not (is_index and bool(((picked >= 0) & (picked < self.batch)).all())):
-            raise InputError("rows", given=rows, expected=f"a list of batch rows from 0 to {self.batch - 1}")
-        return picked.tolist()
+    def _picked(self, rows: Tensor | Sequence[int]) -> list[int]:
+        expected = f"a list of batch rows from 0 to {self.batch - 1}"
+        picked = _whole_numbers("rows", rows, expected)
+        if isinstance(picked, int) or not all(0 <= row < self.batch for row in picked):
+            raise InputError("rows", given=rows, expected=expected)
+        return picked
 
     def _check_query(self, query: Tensor) -> None:
         if query.ndim != 4 or query.shape[0] != self.batch or query.shape[1] % self.heads:
@@ -190,3 +277,14 @@ class BucketCache:
                 expected=f"({self.batch}, {self.heads}, n, {self.hasher.dim}) and (..., {self.value_dim})",
                 hint="a cache is made for one batch size, number of key heads and value width",
             )
+
+
+def _whole_numbers(name: str, given: Any, expected: str) -> int | list[int]:
+    """An integer or a list of them, as Python's."""
+    found = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
+    try:
+        if isinstance(found, Sequence) and not isinstance(found, str):
+            return [require_count(name, each, least=-(2**63)) for each in found]
+        return require_count(name, found, least=-(2**63))
+    except InputError:
+        raise InputError(name, given=given, expected=expected) from None

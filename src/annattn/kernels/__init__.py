@@ -14,6 +14,7 @@ from annattn.kernels.ops import (
     newest_attention,
     tables_call,
 )
+from annattn.kernels.tables import Layout, Tables, check_saved
 
 __all__ = [
     "BACKENDS",
@@ -22,11 +23,14 @@ __all__ = [
     "Backend",
     "Call",
     "GradientInputs",
+    "Layout",
     "Order",
     "SumInputs",
+    "Tables",
     "bucket_attention",
     "bucket_mean",
     "bucket_sum",
+    "check_saved",
     "choose",
     "equal_rows",
     "hash_call",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from annattn.errors import InputError
+from annattn.kernels.tables import Layout, Tables
 from annattn.lsh import Hasher, HashFamily, restore
 
 __all__ = [
@@ -198,13 +199,5 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def fill_tables(self, sums: Tensor, counts: Tensor, slots: Tensor, value: Tensor, keep_newest: bool) -> None:
-        """Add value rows (batch, heads, n, width) to the rows `slots` (batch, heads, n, tables) of dense tables.
-
-        Row 0 of the tables is nobody's: rows with that slot take no part. With `keep_newest` a row replaces what was
-        there, in order of time, and counts as 1.
-        """
-
-    @abstractmethod
-    def read_tables(self, sums: Tensor, counts: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum over tables of the rows at `slots`, and of their counts; row 0 holds zeros."""
+    def make_tables(self, layout: Layout) -> Tables:
+        """Empty tables that live on."""

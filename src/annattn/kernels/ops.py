@@ -10,6 +10,7 @@ from torch import Tensor
 from annattn.errors import InputError
 from annattn.kernels.dispatch import choose
 from annattn.kernels.interface import GRADIENTS, Call, GradientInputs, Operation, Order, Slope, SumInputs, slope_of
+from annattn.kernels.tables import Layout
 from annattn.lsh import FAMILIES, Hasher, restore
 
 __all__ = [
@@ -39,9 +40,10 @@ def hash_call(hasher: Hasher, query: Tensor, key: Tensor) -> Call:
     )  # fmt: skip
 
 
-def tables_call(sums: Tensor, slots: Tensor) -> Call:
-    """The filling or reading of tables that live on, described."""
-    return Call("tables", sums.device, sums.dtype, slots.shape[:3], slots.shape[:3], slots.shape[3], sums.shape[-1])
+def tables_call(layout: Layout) -> Call:
+    """Tables that live on, described."""
+    rows = (layout.batch, layout.heads, 1)
+    return Call("tables", layout.device, torch.float64, rows, rows, layout.tables, layout.width)
 
 
 def _sum_call(operation: Operation, inputs: SumInputs) -> Call:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from annattn.attention.inputs import accumulator, check_inputs
-from annattn.attention.slots import DENSE_BUCKETS
 from annattn.attention.state import BucketState, Reading
 from annattn.errors import InputError
 from annattn.lsh import Hasher
@@ -17,6 +16,7 @@ from annattn.outofcore.arrays import ArrayFile, ArrayWriter
 __all__ = ["Inputs", "attend_by_heads", "attend_by_rows", "needs_rows"]
 
 _LONGEST_BLOCK = 65_536  # rows of a head at a time, so that progress shows and a run can be stopped quickly
+_SMALL_TABLE = 2**14  # buckets: tables of so many stay small however many rows there are
 
 RowsDone = Callable[[int], None]
 """Called with the number of rows finished since the last call; in total `Inputs.rows`."""
@@ -144,7 +144,7 @@ class Inputs:
 
 def needs_rows(inputs: Inputs, hasher: Hasher, memory: int) -> bool:
     """Whether one group is too large for the memory although its hash tables are small: then its rows are cut."""
-    dense = hasher.buckets is not None and hasher.buckets <= DENSE_BUCKETS
+    dense = hasher.buckets is not None and hasher.buckets <= _SMALL_TABLE
     return dense and _group_bytes(inputs, hasher.tables) > memory
 
 

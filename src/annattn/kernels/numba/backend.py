@@ -10,7 +10,8 @@ from annattn.kernels.numba import hashing
 from annattn.kernels.numba.gradient import constant_gradient
 from annattn.kernels.numba.newest import newest, newest_gradient, newest_mean, newest_value_gradient
 from annattn.kernels.numba.sums import bucket_sums
-from annattn.kernels.numba.tables import fill_tables, read_tables
+from annattn.kernels.tables import Layout, Tables
+from annattn.kernels.torch.tables import TorchTables
 from annattn.lsh import CrossPolytope, Hasher, Hyperplane
 
 __all__ = ["NumbaBackend"]
@@ -76,10 +77,6 @@ class NumbaBackend(Backend):
         """See `Backend`."""
         return constant_gradient(inputs) if inputs.newest is None else newest_gradient(inputs)
 
-    def fill_tables(self, sums: Tensor, counts: Tensor, slots: Tensor, value: Tensor, keep_newest: bool) -> None:
+    def make_tables(self, layout: Layout) -> Tables:
         """See `Backend`."""
-        fill_tables(sums, counts, slots, value, keep_newest)
-
-    def read_tables(self, sums: Tensor, counts: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Backend`."""
-        return read_tables(sums, counts, slots)
+        return TorchTables(layout)

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from annattn.kernels.codes import heads_and_shares, nan_targets
 from annattn.kernels.interface import NOT_FOUND, Backend, Call, GradientInputs, Order, SumInputs
+from annattn.kernels.tables import Layout, Tables
 from annattn.kernels.torch.gradient import collision_gradient, newest_gradient
+from annattn.kernels.torch.tables import TorchTables, fill_tables, read_tables
 from annattn.lsh import IGNORED, NO_BUCKET, Hasher, Identity
 
 __all__ = ["TorchBackend"]
@@ -76,9 +78,9 @@ class TorchBackend(Backend):
             seen = end = m
             if offset is not None:
                 seen, end = (min(max(edge + offset, 0), m) for edge in (block.start, block.stop))
-            self.fill_tables(sums, counts, sources[:, :, filled:seen], value[:, :, filled:seen], False)
+            fill_tables(sums, counts, sources[:, :, filled:seen], value[:, :, filled:seen], False)
             filled = seen
-            read, met = self.read_tables(sums, counts, targets[:, :, block])
+            read, met = read_tables(sums, counts, targets[:, :, block])
             total[:, :, block] += read.to(total.dtype)
             count[:, :, block] += met
             if offset is not None and end > seen:
@@ -145,32 +147,9 @@ class TorchBackend(Backend):
         """See `Backend`."""
         return collision_gradient(inputs) if inputs.newest is None else newest_gradient(inputs)
 
-    def fill_tables(self, sums: Tensor, counts: Tensor, slots: Tensor, value: Tensor, keep_newest: bool) -> None:
+    def make_tables(self, layout: Layout) -> Tables:
         """See `Backend`."""
-        rows, flat = value.flatten(0, 2).to(sums.dtype), slots.flatten(0, 2)
-        if not keep_newest:
-            for slot in flat.unbind(-1):
-                taken = slot > 0
-                sums.index_add_(0, slot, torch.where(taken[:, None], rows, 0))
-                counts.index_add_(0, slot, taken.to(counts.dtype))
-            return
-        order = torch.arange(len(rows), device=rows.device)
-        for slot in flat.unbind(-1):
-            # Rows of one head come in order of time, and no slot is shared across heads: the last one stays.
-            written, place = torch.unique(slot, return_inverse=True)
-            last = torch.full(written.shape, -1, device=rows.device).scatter_reduce(0, place, order, "amax")
-            somebodys = written > 0
-            sums[written[somebodys]] = rows[last[somebodys]]
-            counts[written[somebodys]] = 1
-
-    def read_tables(self, sums: Tensor, counts: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Backend`."""
-        total = sums.new_zeros(*slots.shape[:3], sums.shape[-1])
-        count = counts.new_zeros(slots.shape[:3])
-        for slot in slots.unbind(-1):
-            total += sums[slot]
-            count += counts[slot]
-        return total, count
+        return TorchTables(layout)
 
 
 def _grouped(x: Tensor, heads: int) -> Tensor:
