@@ -1,8 +1,9 @@
-"""Sums over the pairs of a bucket without the pairs: aᵢᵀ (Σ_j b_j c_jᵀ) for every target i, one bucket after another.
+"""Sums over the pairs of a bucket, pair by pair or without the pairs: aᵢᵀ (Σ_j b_j c_jᵀ) for every target i.
 
-The outer product of a bucket stays in the nearest cache while its members stream by. What belongs to
-a row lies side by side: a_i or b_j, padded with zeros to whole panels of ROWS entries, then its vector c and its sum,
-each in whole lines of 64 bytes. Buckets of few pairs take them one by one.
+What belongs to a row lies side by side: a_i or b_j, padded with zeros to whole panels of ROWS entries, then its vector
+c and its sum, each in whole lines of 64 bytes. The outer product of a large bucket stays in the nearest cache while its
+members stream by; its two loops are LLVM IR written by hand, which keeps twelve sums in registers: a loop over the
+columns of four rows at a time, which LLVM vectorises, took three times as long.
 """
 
 import numpy as np
@@ -11,11 +12,15 @@ from numba import types
 from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.simd import I64, data_of, intrinsic, load, loop, multiply_add, splat, store, zero
 
-__all__ = ["LINE", "ROWS", "add_turns", "sort_by_bucket"]
+__all__ = ["LINE", "ROWS", "add_turns"]
 
 ROWS = 6  # rows of a panel; with two vectors of columns it fills the 16 registers of a processor
 LINE = 64  # bytes of a panel's columns: two vectors
 _STREAM = 64  # sources that go into the outer product at a time, so that they stay in the nearest cache
+_PAIR = 350  # what a pair costs beyond its multiply-adds, in those; and by how much one in a panel is cheaper:
+_PANEL = 0.75
+
+_U = np.uint64
 
 
 def _lanes(dtype):
@@ -94,51 +99,69 @@ def _add_products(typingctx, rows, places, sum_at, count, outer, at, dim, width)
 
 
 @kernel(fastmath={"reassoc", "contract"})
-def _dot(a, b):
-    total = a.dtype.type(0)
-    for w in range(len(a)):
-        total += a[w] * b[w]
+def _dot(a, i, b, j, width):
+    """Σ_k a[i + k] · b[j + k] for k below `width`; places are unsigned, as in `rows`."""
+    i, j, total = _U(i), _U(j), a.dtype.type(0)
+    for k in range(_U(width)):
+        total += a[i + k] * b[j + k]
     return total
 
 
 @kernel(fastmath={"contract"})
-def _add_multiple(out, factor, c):
-    for k in range(len(c)):
-        out[k] += factor * c[k]
+def _add_multiple(out, i, factor, c, j, width):
+    """out[i + k] += factor · c[j + k] for k below `width`."""
+    i, j = _U(i), _U(j)
+    for k in range(_U(width)):
+        out[i + k] += factor * c[j + k]
 
 
 @kernel
-def sort_by_bucket(codes, table, order, edges):
-    """Rows (share, n) by bucket, then by place in time: those of bucket b are order[edges[b]:edges[b + 1]].
+def add_turns(left, right, layout, orders, edges, horizon, causal, buckets, columns, outer):
+    """Sum of i += Σ_j (a_i·b_j) c_j, for queries i in `left` and keys j in `right`, and for keys over queries.
 
-    Row i of head h is number h·n + i. Rows with a negative code are left out.
+    For a range of buckets and of columns. The members of bucket b are orders[side][edges[side][b] : edges[side][b + 1]]
+    in order of time. layout is (length of a_i, padded length, where c begins, its length, where the sum begins, length
+    of a row). horizon is (queries of a head, keys minus queries): a query sees the keys up to its own place plus that.
     """
-    share, n, _ = codes.shape
-    edges[:] = 0
-    for head in range(share):
-        for row in range(n):
-            code = codes[head, row, table]
-            if code >= 0:
-                edges[code + 1] += 1
-    free = np.empty(len(edges), np.int64)
-    free[0] = 0
-    for bucket in range(1, len(edges)):
-        edges[bucket] += edges[bucket - 1]
-        free[bucket] = edges[bucket]
-    for row in range(n):
-        for head in range(share):
-            code = codes[head, row, table]
-            if code >= 0:
-                order[free[code]] = head * n + row
-                free[code] += 1
+    _, padded, _, dim, _, _ = layout
+    for bucket in range(buckets[0], buckets[1]):
+        queries = orders[0][edges[0][bucket] : edges[0][bucket + 1]]
+        keys = orders[1][edges[1][bucket] : edges[1][bucket + 1]]
+        pairs = len(queries) * len(keys)
+        if pairs == 0:
+            continue
+        if pairs * (_PAIR + padded + 2 * dim) < 2 * _PANEL * (len(queries) + len(keys)) * padded * dim:
+            _add_pairs(left, right, layout, queries, keys, horizon, causal, columns)
+        elif causal:
+            _add_outers(left, right, layout, queries, keys, horizon, 1, columns, outer)
+            _add_outers(right, left, layout, keys[::-1], queries[::-1], horizon, -1, columns, outer)
+        else:
+            _add_outers(left, right, layout, queries, keys, horizon, 0, columns, outer)
+            _add_outers(right, left, layout, keys, queries, horizon, 0, columns, outer)
+
+
+@kernel
+def _add_pairs(left, right, layout, queries, keys, horizon, causal, columns):
+    """Both sums, pair by pair."""
+    width, _, unit_at, _, sum_at, stride = layout
+    first, count = columns[0], columns[1] - columns[0]
+    n, shift = horizon
+    for query in queries:
+        i = query * stride
+        for key in keys:
+            if causal and key > query % n + shift:
+                break
+            j = key * stride
+            factor = _dot(left, i, right, j, width)
+            _add_multiple(left, i + sum_at + first, factor, right, j + unit_at + first, count)
+            _add_multiple(right, j + sum_at + first, factor, left, i + unit_at + first, count)
 
 
 @kernel
 def _sees(target, source, horizon, direction):
     """Whether target sees source, given as numbers of rows: a query the keys up to its own place plus `horizon`.
 
-    direction is 1 when targets are queries, -1 when they are keys, 0 when everything is seen; horizon is (queries of a
-    head, keys minus queries).
+    direction is 1 when targets are queries, -1 when they are keys, 0 when everything is seen.
     """
     if direction == 0:
         return True
@@ -149,67 +172,42 @@ def _sees(target, source, horizon, direction):
 
 
 @kernel
-def add_turns(left, right, layout, orders, edges, horizon, causal, buckets, lines):
-    """Both sums, of queries `left` and of keys `right`, for a range of buckets and of lines: see `_add_turn`.
+def _add_outers(targets, sources, layout, mine, theirs, horizon, direction, columns, outer):
+    """One of the two sums, for targets in `mine` and sources in `theirs`, by the outer product of the sources.
 
-    Those of a bucket follow one another, so that the second finds its rows in the cache.
-    """
-    outer = np.empty(left.shape[1] * layout[2], left.dtype)
-    for bucket in range(buckets[0], buckets[1]):
-        queries = orders[0][edges[0][bucket] : edges[0][bucket + 1]]
-        keys = orders[1][edges[1][bucket] : edges[1][bucket + 1]]
-        if len(queries) == 0 or len(keys) == 0:
-            continue
-        _add_turn(left, right, layout, queries, keys, horizon, 1 if causal else 0, lines, outer)
-        if causal:
-            _add_turn(right, left, layout, keys[::-1], queries[::-1], horizon, -1, lines, outer)
-        else:
-            _add_turn(right, left, layout, keys, queries, horizon, 0, lines, outer)
-
-
-@kernel
-def _add_turn(targets, sources, layout, mine, theirs, horizon, direction, lines, outer):
-    """Sum of i += Σ_j (a_i·b_j) c_j for the targets i in `mine` and the sources j in `theirs` that i sees.
-
-    A row begins with a_i or b_j; layout is (its length, where c_j begins, the length of c_j, where the sum begins).
     Lists are in the order in which targets see ever more sources.
     """
-    width, unit_at, dim, sum_at = layout
-    stride = targets.shape[1]
-    flat_targets, flat_sources = targets.reshape(-1), sources.reshape(-1)
+    width, padded, unit_at, dim, sum_at, stride = layout
     per_line = LINE // targets.itemsize
-    first_column, last_column = lines[0] * per_line, lines[1] * per_line
     places = np.empty(max(_STREAM, ROWS), np.int64)
-    # A pair costs about eight times what its multiply-adds would in a panel.
-    by_pairs = 8 * len(mine) * len(theirs) * (width + dim) < (len(mine) + len(theirs)) * width * dim
-    step = len(mine) if by_pairs or direction == 0 else ROWS
+    step = len(mine) if direction == 0 else ROWS
     whole = 0  # sources in the outer product: all targets of a step see them, and what only some see goes pair by pair
-    if not by_pairs:
-        outer[: width * dim] = 0
+    outer[: padded * dim] = 0
     for first in range(0, len(mine), step):
         here = mine[first : first + step]
-        if not by_pairs:
-            done = whole
-            while whole < len(theirs) and _sees(here[0], theirs[whole], horizon, direction):
-                whole += 1
-            for start in range(done, whole, _STREAM):
-                count = min(_STREAM, whole - start)
-                for p in range(count):
-                    places[p] = theirs[start + p] * stride
-                for column in range(first_column, last_column, per_line):
-                    for w in range(0, width, ROWS):
-                        _add_outer(outer, w * dim + column, dim, flat_sources, places, w, unit_at + column, count)
-            for start in range(0, len(here), ROWS):
-                count = min(ROWS, len(here) - start)
-                for r in range(ROWS):
-                    places[r] = here[min(start + r, len(here) - 1)] * stride
-                for column in range(first_column, last_column, per_line):
-                    _add_products(flat_targets, places, sum_at + column, count, outer, column, dim, width)
+        done = whole
+        while whole < len(theirs) and _sees(here[0], theirs[whole], horizon, direction):
+            whole += 1
+        for start in range(done, whole, _STREAM):
+            count = min(_STREAM, whole - start)
+            for p in range(count):
+                places[p] = theirs[start + p] * stride
+            for column in range(columns[0], columns[1], per_line):
+                for w in range(0, padded, ROWS):
+                    _add_outer(outer, w * dim + column, dim, sources, places, w, unit_at + column, count)
+        for start in range(0, len(here), ROWS):
+            count = min(ROWS, len(here) - start)
+            for r in range(ROWS):
+                places[r] = here[min(start + r, len(here) - 1)] * stride
+            for column in range(columns[0], columns[1], per_line):
+                _add_products(targets, places, sum_at + column, count, outer, column, dim, padded)
         end = whole
         for row in here:
             while end < len(theirs) and _sees(row, theirs[end], horizon, direction):
                 end += 1
-            into = targets[row, sum_at + first_column : sum_at + last_column]
             for other in theirs[whole:end]:
-                factor = _dot(targets[row, :width], sources[other, :width])
-                _add_multiple(into, factor, sources[other, unit_at + first_column : unit_at + last_column])
+                i, j = row * stride, other * stride
+                factor = _dot(targets, i, sources, j, width)
+                _add_multiple(
+                    targets, i + sum_at + columns[0], factor, sources, j + unit_at + columns[0], columns[1] - columns[0]
+                )
