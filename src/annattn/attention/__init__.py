@@ -3,6 +3,7 @@
 from annattn.attention import (
     anna,
     collision,
+    collision_softmax,
     exact_match,
     latest,
     latest_match,
@@ -18,6 +19,7 @@ from annattn.attention.collision import (
     expected_collision_attention,
     sampled_collision_attention,
 )
+from annattn.attention.collision_softmax import CollisionSoftmaxConfig, collision_softmax_attention
 from annattn.attention.definition import AnnaReport, check_anna
 from annattn.attention.exact_match import ExactMatchConfig, exact_match_attention
 from annattn.attention.latest import (
@@ -40,6 +42,7 @@ __all__ = [
     "AnnaReport",
     "AttentionConfig",
     "BucketState",
+    "CollisionSoftmaxConfig",
     "ExactMatchConfig",
     "ExpectedCollisionConfig",
     "ExpectedLatestConfig",
@@ -53,6 +56,7 @@ __all__ = [
     "SoftmaxConfig",
     "anna_attention",
     "check_anna",
+    "collision_softmax_attention",
     "exact_match_attention",
     "expected_collision_attention",
     "expected_latest_attention",
@@ -75,6 +79,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "expected_latest": latest.EXPECTED,
     "sampled_collision": collision.SAMPLED,
     "sampled_latest": latest.SAMPLED,
+    "collision_softmax": collision_softmax.MECHANISM,
     "low_rank": low_rank.MECHANISM,
     "reformer": reformer.MECHANISM,
 }
