@@ -179,6 +179,10 @@ class Backend(ABC):
     def bucket_mean(self, inputs: SumInputs) -> tuple[Tensor, Tensor]:
         """Σ_j c_ij v_j / Σ_j c_ij and Σ_j c_ij; zero where nothing is met, NaN where `nan_targets` says so."""
 
+    def divide_rows(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Rows (batch, heads, n, width), each divided by its count, or by 1 where that is 0."""
+        return rows / counts[..., None].clamp(min=1)
+
     @abstractmethod
     def newest(self, target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
         """Per table the position of the newest source in a causal target's bucket, or NOT_FOUND."""

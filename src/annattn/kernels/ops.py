@@ -127,10 +127,13 @@ def _keep(ctx, inputs, output):
     target_codes, source_codes, _, ctx.order, ctx.buckets, ctx.one_table_at_a_time = inputs
     ctx.save_for_backward(target_codes, source_codes, output[1])
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # zeros for the counts would wake torch's threads
 
 
 def _bucket_sum_backward(ctx, grad_total, _grad_count):
     # dv_j = Σ_i c_ij g_i: the same sum with the roles of targets and sources exchanged.
+    if grad_total is None:
+        return (None,) * 6
     target_codes, source_codes, _ = ctx.saved_tensors
     grad, _ = bucket_sum(source_codes, target_codes, grad_total, -ctx.order, ctx.buckets, ctx.one_table_at_a_time)
     return None, None, grad, None, None, None
@@ -138,7 +141,16 @@ def _bucket_sum_backward(ctx, grad_total, _grad_count):
 
 def _bucket_mean_backward(ctx, grad_mean, grad_count):
     count = ctx.saved_tensors[2]
-    return _bucket_sum_backward(ctx, grad_mean / count[..., None].clamp(min=1), grad_count)
+    return _bucket_sum_backward(ctx, None if grad_mean is None else _divided(grad_mean, count), grad_count)
+
+
+def _divided(grad: Tensor, count: Tensor) -> Tensor:
+    """g_i / C_i. By the backend where nobody traces: threads that torch woke for it would stay awake beside its own."""
+    if type(grad) is not Tensor or not _runs_now() or (grad.requires_grad and torch.is_grad_enabled()):
+        return grad / count[..., None].clamp(min=1)
+    shape = grad.shape[:3]
+    call = Call("bucket_sum", grad.device, grad.dtype, shape, shape, 1, grad.shape[-1])
+    return choose(call).divide_rows(grad, count)
 
 
 bucket_sum.register_autograd(_bucket_sum_backward, setup_context=_keep)
@@ -208,13 +220,16 @@ def _keep_attention(ctx, inputs, output):
     *tensors, ctx.order, ctx.buckets, ctx.one_table_at_a_time, ctx.gradient, ctx.spec = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # zeros for the counts would wake torch's threads
 
 
 def _bucket_attention_backward(ctx, grad, _grad_count):
+    if grad is None:
+        return (None,) * 10
     query, key, value, query_codes, key_codes, out, count = ctx.saved_tensors
     grad_query = grad_key = grad_value = None
     if ctx.needs_input_grad[2]:
-        weight = grad / count[..., None].clamp(min=1)
+        weight = _divided(grad, count)
         grad_value, _ = bucket_sum(key_codes, query_codes, weight, -ctx.order, ctx.buckets, ctx.one_table_at_a_time)
     if any(ctx.needs_input_grad[:2]):
         grad_query, grad_key = _bucket_attention_gradient(

@@ -9,7 +9,7 @@ from annattn.kernels.interface import Backend, Call, GradientInputs, SumInputs
 from annattn.kernels.numba import hashing
 from annattn.kernels.numba.gradient import constant_gradient
 from annattn.kernels.numba.newest import newest, newest_gradient, newest_mean, newest_value_gradient
-from annattn.kernels.numba.sums import bucket_sums
+from annattn.kernels.numba.sums import bucket_sums, divide_rows
 from annattn.kernels.tables import Layout, Tables
 from annattn.kernels.torch.tables import TorchTables
 from annattn.lsh import CrossPolytope, Hasher, Hyperplane
@@ -60,6 +60,10 @@ class NumbaBackend(Backend):
             unknown = nan_targets(inputs.target_codes, inputs.source_codes, inputs.order)
             mean = mean.masked_fill(unknown[..., None], torch.nan)
         return mean, count
+
+    def divide_rows(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """See `Backend`."""
+        return divide_rows(rows, counts) if rows.dtype.itemsize >= 4 else super().divide_rows(rows, counts)
 
     def newest(self, target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
         """See `Backend`."""

@@ -17,12 +17,16 @@ from annattn.kernels.numba import memory
 from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.numbering import number_codes, room_for
 from annattn.kernels.numba.outer import LINE, ROWS, add_turns
+from annattn.kernels.numba.rows import copy_row, set_row
 from annattn.kernels.numba.threads import pieces_of, run_pieces
 
 __all__ = ["constant_gradient"]
 
 _ROWS = 2048  # rows prepared or finished in one piece, if a group is cut into pieces
+_LEAST_SQUARE, _LARGEST_SQUARE = 1e-20, 1e30  # where squares of float32 neither overflow nor lose digits
 _PIECES = 16  # runs of buckets a table is cut into; a bucket larger than a run is cut by columns as well
+
+_U = np.uint64
 
 
 class _Rows(NamedTuple):
@@ -130,7 +134,7 @@ def _turn_group(work: _Work, group: int, dtype: torch.dtype) -> None:
         _finish(work, group, *parts[piece], left, right, lengths)
 
     def sort(table: int) -> None:
-        used[table] = _sort_table(work, group, table, orders[table], edges[table])
+        used[table] = _sort_table(work, group, table, *orders[table], edges[table])
 
     tables = work.targets.shape[2]
     orders = [(np.empty(queries, np.int64), np.empty(keys, np.int64)) for _ in range(tables)]
@@ -142,7 +146,7 @@ def _turn_group(work: _Work, group: int, dtype: torch.dtype) -> None:
         cuts = _cuts(edges[table][:, : used[table] + 1].sum(0), work.layout[3] // per_line)
 
         def add(piece: int, table: int = table, cuts: list = cuts) -> None:
-            _add_buckets(work, left, right, orders[table], edges[table], *cuts[piece])
+            _add_buckets(work, left, right, *orders[table], edges[table], *cuts[piece])
 
         run_pieces(add, len(cuts), "turns", dtype)
     run_pieces(finish, len(parts), "ends", dtype)
@@ -169,34 +173,34 @@ def _cuts(edges: np.ndarray, lines: int) -> list[tuple[tuple[int, int], tuple[in
 def _turn_groups(work, first_group, last_group, left, right, lengths):
     """Everything for groups [first_group, last_group)."""
     tables = work.targets.shape[2]
-    queries, keys = work.to_query.shape[1], work.to_key.shape[1]
-    orders = np.empty(queries, np.int64), np.empty(keys, np.int64)
-    edges = np.empty((2, (work.slots if work.slots > 0 else keys) + 1), np.int64)
+    count_queries, count_keys = work.to_query.shape[1], work.to_key.shape[1]
+    queries, keys = np.empty(count_queries, np.int64), np.empty(count_keys, np.int64)
+    edges = np.empty((2, (work.slots if work.slots > 0 else count_keys) + 1), np.int64)
     _, padded, _, dim, _, _ = work.layout
     outer = np.empty(padded * dim, left.dtype)
     horizon = work.targets.shape[3], work.sources.shape[3] - work.targets.shape[3]
     for group in range(first_group, last_group):
-        _prepare(work, group, 0, 0, queries, left, right, lengths)
-        _prepare(work, group, 1, 0, keys, left, right, lengths)
+        _prepare(work, group, 0, 0, count_queries, left, right, lengths)
+        _prepare(work, group, 1, 0, count_keys, left, right, lengths)
         for table in range(tables):
-            used = _sort_table(work, group, table, orders, edges)
-            add_turns(left, right, work.layout, orders, edges, horizon, work.causal, (0, used), (0, dim), outer)
-        _finish(work, group, 0, 0, queries, left, right, lengths)
-        _finish(work, group, 1, 0, keys, left, right, lengths)
+            used = _sort_table(work, group, table, queries, keys, edges)
+            add_turns(left, right, work.layout, queries, keys, edges, horizon, work.causal, (0, used), (0, dim), outer)
+        _finish(work, group, 0, 0, count_queries, left, right, lengths)
+        _finish(work, group, 1, 0, count_keys, left, right, lengths)
 
 
 @kernel
-def _add_buckets(work, left, right, orders, edges, buckets, lines):
+def _add_buckets(work, left, right, queries, keys, edges, buckets, lines):
     """A range of buckets of a sorted table, and of lines of its columns."""
     _, padded, _, dim, _, _ = work.layout
     horizon = work.targets.shape[3], work.sources.shape[3] - work.targets.shape[3]
     columns = lines[0] * (LINE // left.itemsize), lines[1] * (LINE // left.itemsize)
     outer = np.empty(padded * dim, left.dtype)
-    add_turns(left, right, work.layout, orders, edges, horizon, work.causal, buckets, columns, outer)
+    add_turns(left, right, work.layout, queries, keys, edges, horizon, work.causal, buckets, columns, outer)
 
 
 @kernel
-def _sort_table(work, group, table, orders, edges):
+def _sort_table(work, group, table, queries, keys, edges):
     """Rows of both sides by bucket, then by place in time, and where each bucket begins; returns how many there are.
 
     Row i of head h is number h·n + i. Rows with a negative code are left out.
@@ -207,8 +211,8 @@ def _sort_table(work, group, table, orders, edges):
     if used == 0:
         names = np.empty(room_for(len(sources)), np.int64)
         used = number_codes(targets, sources, names, np.empty(len(names), np.int32), targets, sources)
-    _sort(targets, work.targets.shape[1], used, orders[0], edges[0])
-    _sort(sources, 1, used, orders[1], edges[1])
+    _sort(targets, work.targets.shape[1], used, queries, edges[0])
+    _sort(sources, 1, used, keys, edges[1])
     return used
 
 
@@ -237,87 +241,86 @@ def _sort(codes, share, used, order, edges):
 def _prepare(work, group, side, start, stop, left, right, lengths):
     """Rows [start, stop) of one side: a_i or b_j, the unit vector and a sum of 0; a length apart."""
     width, _, unit_at, _, _, stride = work.layout
-    dim, n = work.to_query.shape[2], work.targets.shape[3]
+    dim, n, queries = work.to_query.shape[2], work.targets.shape[3], work.to_query.shape[1]
+    # All that is looked up here would be counted, and given up again, for each row below.
+    rows = left if side == 0 else right
+    vectors, vector_starts, vector_stride = work.query if side == 0 else work.key
+    fronts, front_starts, front_stride = work.grad if side == 0 else work.value
+    means, mean_starts, mean_stride = work.mean
+    counts = work.counts[group].reshape(-1)
+    first_length = 0 if side == 0 else queries
     for row in range(start, stop):
-        at = row * stride
+        head = row // n if side == 0 else 0
+        i, at = row - head * n, row * stride
+        lengths[first_length + row] = _set_unit(
+            vectors, vector_starts[group, head] + i * vector_stride, dim, rows, at + unit_at
+        )
+        front = front_starts[group, head] + i * front_stride
         if side == 0:
-            head, i = divmod(row, n)
-            left[at : at + stride] = 0
-            x, g, o = work.query, work.grad, work.mean
-            lengths[row] = _set_unit(x.array, x.starts[group, head] + i * x.stride, dim, left, at + unit_at)
-            left[at + width - 1] = _set_push(
-                g.array, g.starts[group, head] + i * g.stride, o.array, o.starts[group, head] + i * o.stride,
-                work.counts[group, head, i], width - 1, left, at,
-            )  # fmt: skip
+            mean = mean_starts[group, head] + i * mean_stride
+            rows[at + width - 1] = _set_push(fronts, front, means, mean, counts[row], width - 1, rows, at)
         else:
-            right[at : at + stride] = 0
-            x, v = work.key, work.value
-            lengths[work.to_query.shape[1] + row] = _set_unit(
-                x.array, x.starts[group, 0] + row * x.stride, dim, right, at + unit_at
-            )
-            _copy(v.array, v.starts[group, 0] + row * v.stride, width - 1, right, at)
-            right[at + width - 1] = 1
+            copy_row(rows, at, fronts, front, width - 1)
+            rows[at + width - 1] = 1
+        set_row(rows, at + width, 0, unit_at - width)
+        set_row(rows, at + unit_at + dim, 0, stride - unit_at - dim)
 
 
 @kernel(fastmath={"reassoc", "contract"})
 def _set_unit(x, of, dim, rows, at):
     """A row of x as a unit vector; returns its length. Without a direction it is 0, of infinite length."""
-    of, at = np.uint64(of), np.uint64(at)
-    largest, check = x.dtype.type(0), x.dtype.type(0)
-    for k in range(np.uint64(dim)):
-        largest = max(largest, abs(x[of + k]))
-        check += x[of + k] * x.dtype.type(0)  # NaN as soon as an entry is not finite
-    if not (largest > 0 and check == 0):
-        return x.dtype.type(np.inf)
-    # Scaled first, so that squares neither overflow nor vanish.
-    square = x.dtype.type(0)
-    for k in range(np.uint64(dim)):
-        rows[at + k] = x[of + k] / largest
-        square += rows[at + k] * rows[at + k]
+    of, at, scale, square = _U(of), _U(at), x.dtype.type(1), x.dtype.type(0)
+    for k in range(_U(dim)):
+        square += x[of + k] * x[of + k]
+    if not (square > _LEAST_SQUARE and square < _LARGEST_SQUARE):
+        # Scaled first, so that squares neither overflow nor vanish.
+        largest, is_finite = x.dtype.type(0), True
+        for k in range(_U(dim)):
+            is_finite &= abs(x[of + k]) < np.inf
+            largest = max(largest, abs(x[of + k]))
+        if not (is_finite and largest > 0):
+            set_row(rows, at, 0, dim)
+            return x.dtype.type(np.inf)
+        scale, square = largest, x.dtype.type(0)
+        for k in range(_U(dim)):
+            square += (x[of + k] / scale) * (x[of + k] / scale)
     norm = np.sqrt(square)
-    for k in range(np.uint64(dim)):
-        rows[at + k] /= norm
-    return largest * norm
+    for k in range(_U(dim)):
+        rows[at + k] = x[of + k] / scale / norm
+    return scale * norm
 
 
 @kernel(fastmath={"reassoc", "contract"})
 def _set_push(grad, of_grad, mean, of_mean, count, width, rows, at):
     """g_i/C_i; returns −g_i·out_i/C_i. An output that is not finite pulls on nothing."""
-    of_grad, of_mean, at = np.uint64(of_grad), np.uint64(of_mean), np.uint64(at)
-    met, level = grad.dtype.type(max(count, 1)), grad.dtype.type(0)
-    for k in range(np.uint64(width)):
-        pull, out = grad[of_grad + k] / met, mean[of_mean + k]
+    of_grad, of_mean, at = _U(of_grad), _U(of_mean), _U(at)
+    nothing = grad.dtype.type(0)
+    share, level = grad.dtype.type(1) / grad.dtype.type(max(count, 1)), nothing
+    for k in range(_U(width)):
+        pull, out = grad[of_grad + k] * share, mean[of_mean + k]
         rows[at + k] = pull
-        level -= pull * (out if abs(out) < np.inf else grad.dtype.type(0))
+        level -= pull * (out if abs(out) < np.inf else nothing)
     return level
-
-
-@kernel
-def _copy(x, of, width, rows, at):
-    of, at = np.uint64(of), np.uint64(at)
-    for k in range(np.uint64(width)):
-        rows[at + k] = x[of + k]
 
 
 @kernel
 def _finish(work, group, side, start, stop, left, right, lengths):
     """From the gradient of unit vectors to that of the vectors, for rows [start, stop) of one side."""
     _, _, unit_at, _, sum_at, stride = work.layout
+    dim, queries = work.to_query.shape[2], work.to_query.shape[1]
+    rows = left if side == 0 else right
+    into = (work.to_query if side == 0 else work.to_key)[group].reshape(-1)
+    first_length = 0 if side == 0 else queries
     for row in range(start, stop):
-        at = row * stride
-        if side == 0:
-            scale = left.dtype.type(work.constant) / lengths[row]
-            _set_gradient(left, at + unit_at, at + sum_at, scale, work.to_query[group, row])
-        else:
-            scale = left.dtype.type(work.constant) / lengths[work.to_query.shape[1] + row]
-            _set_gradient(right, at + unit_at, at + sum_at, scale, work.to_key[group, row])
+        scale = rows.dtype.type(work.constant) / lengths[first_length + row]
+        _set_gradient(rows, row * stride + unit_at, row * stride + sum_at, scale, into, row * dim, dim)
 
 
 @kernel(fastmath={"reassoc", "contract"})
-def _set_gradient(rows, unit, turning, scale, grad):
+def _set_gradient(rows, unit, turning, scale, into, at, dim):
     """Only what turns a vector counts."""
-    unit, turning, along = np.uint64(unit), np.uint64(turning), rows.dtype.type(0)
-    for k in range(np.uint64(len(grad))):
+    unit, turning, at, along = _U(unit), _U(turning), _U(at), rows.dtype.type(0)
+    for k in range(_U(dim)):
         along += rows[turning + k] * rows[unit + k]
-    for k in range(np.uint64(len(grad))):
-        grad[k] = (rows[turning + k] - along * rows[unit + k]) * scale
+    for k in range(_U(dim)):
+        into[at + k] = (rows[turning + k] - along * rows[unit + k]) * scale

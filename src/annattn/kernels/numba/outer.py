@@ -116,45 +116,52 @@ def _add_multiple(out, i, factor, c, j, width):
 
 
 @kernel
-def add_turns(left, right, layout, orders, edges, horizon, causal, buckets, columns, outer):
+def add_turns(left, right, layout, queries, keys, edges, horizon, causal, buckets, columns, outer):
     """Sum of i += Σ_j (a_i·b_j) c_j, for queries i in `left` and keys j in `right`, and for keys over queries.
 
-    For a range of buckets and of columns. The members of bucket b are orders[side][edges[side][b] : edges[side][b + 1]]
-    in order of time. layout is (length of a_i, padded length, where c begins, its length, where the sum begins, length
-    of a row). horizon is (queries of a head, keys minus queries): a query sees the keys up to its own place plus that.
+    For a range of buckets and of columns. The members of bucket b are queries[edges[0, b] : edges[0, b + 1]], in order
+    of time, and the same of the keys. layout is (length of a_i, padded length, where c begins, its length, where the
+    sum begins, length of a row). horizon is (queries of a head, keys minus queries): a query sees the keys up to its
+    own place plus that.
     """
     _, padded, _, dim, _, _ = layout
     for bucket in range(buckets[0], buckets[1]):
-        queries = orders[0][edges[0][bucket] : edges[0][bucket + 1]]
-        keys = orders[1][edges[1][bucket] : edges[1][bucket + 1]]
-        pairs = len(queries) * len(keys)
+        first_query, last_query, first_key, last_key = (
+            edges[0, bucket], edges[0, bucket + 1], edges[1, bucket], edges[1, bucket + 1],
+        )  # fmt: skip
+        count_queries, count_keys = last_query - first_query, last_key - first_key
+        pairs = count_queries * count_keys
         if pairs == 0:
             continue
-        if pairs * (_PAIR + padded + 2 * dim) < 2 * _PANEL * (len(queries) + len(keys)) * padded * dim:
-            _add_pairs(left, right, layout, queries, keys, horizon, causal, columns)
-        elif causal:
-            _add_outers(left, right, layout, queries, keys, horizon, 1, columns, outer)
-            _add_outers(right, left, layout, keys[::-1], queries[::-1], horizon, -1, columns, outer)
+        if pairs * (_PAIR + padded + 2 * dim) < 2 * _PANEL * (count_queries + count_keys) * padded * dim:
+            # Slices of the lists would cost more than the pairs.
+            for at in range(first_query, last_query):
+                _add_pairs(left, right, layout, queries[at], keys, first_key, last_key, horizon, causal, columns)
+            continue
+        mine, theirs = queries[first_query:last_query], keys[first_key:last_key]
+        if causal:
+            _add_outers(left, right, layout, mine, theirs, horizon, 1, columns, outer)
+            _add_outers(right, left, layout, theirs[::-1], mine[::-1], horizon, -1, columns, outer)
         else:
-            _add_outers(left, right, layout, queries, keys, horizon, 0, columns, outer)
-            _add_outers(right, left, layout, keys, queries, horizon, 0, columns, outer)
+            _add_outers(left, right, layout, mine, theirs, horizon, 0, columns, outer)
+            _add_outers(right, left, layout, theirs, mine, horizon, 0, columns, outer)
 
 
 @kernel
-def _add_pairs(left, right, layout, queries, keys, horizon, causal, columns):
-    """Both sums, pair by pair."""
+def _add_pairs(left, right, layout, query, keys, first_key, last_key, horizon, causal, columns):
+    """Both sums for the pairs of one query."""
     width, _, unit_at, _, sum_at, stride = layout
     first, count = columns[0], columns[1] - columns[0]
-    n, shift = horizon
-    for query in queries:
-        i = query * stride
-        for key in keys:
-            if causal and key > query % n + shift:
-                break
-            j = key * stride
-            factor = _dot(left, i, right, j, width)
-            _add_multiple(left, i + sum_at + first, factor, right, j + unit_at + first, count)
-            _add_multiple(right, j + sum_at + first, factor, left, i + unit_at + first, count)
+    last = query % horizon[0] + horizon[1]
+    i = query * stride
+    for at in range(first_key, last_key):
+        key = keys[at]
+        if causal and key > last:
+            break
+        j = key * stride
+        factor = _dot(left, i, right, j, width)
+        _add_multiple(left, i + sum_at + first, factor, right, j + unit_at + first, count)
+        _add_multiple(right, j + sum_at + first, factor, left, i + unit_at + first, count)
 
 
 @kernel

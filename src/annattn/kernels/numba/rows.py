@@ -8,7 +8,7 @@ import numpy as np
 
 from annattn.kernels.numba.compiled import kernel
 
-__all__ = ["add_row", "divide_row", "set_row", "set_to_sum"]
+__all__ = ["add_row", "copy_row", "divide_row", "set_row", "set_to_sum"]
 
 _U = np.uint64
 
@@ -19,6 +19,14 @@ def add_row(target, at, source, begin, width):
     at, begin = _U(at), _U(begin)
     for k in range(_U(width)):
         target[at + k] += source[begin + k]
+
+
+@kernel
+def copy_row(target, at, source, begin, width):
+    """target[at + k] = source[begin + k] for k below `width`."""
+    at, begin = _U(at), _U(begin)
+    for k in range(_U(width)):
+        target[at + k] = source[begin + k]
 
 
 @kernel

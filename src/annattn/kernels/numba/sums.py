@@ -18,11 +18,11 @@ from annattn.kernels.numba import memory
 from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.dense import DenseTables
 from annattn.kernels.numba.numbering import number_codes, room_for
-from annattn.kernels.numba.rows import add_row, divide_row, set_row, set_to_sum
+from annattn.kernels.numba.rows import add_row, copy_row, divide_row, set_row, set_to_sum
 from annattn.kernels.numba.threads import pieces_of, run_pieces
 from annattn.lsh import NO_BUCKET
 
-__all__ = ["bucket_sums"]
+__all__ = ["bucket_sums", "divide_rows"]
 
 _TABLES = 2**20  # bytes of rows that tables worked on together may have
 _STRIP = 128  # rows of the inputs worked on together
@@ -103,6 +103,32 @@ def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool) -> tuple[T
 
     run_pieces(one, pieces * columns, "sums", value.dtype)
     return out, count
+
+
+def divide_rows(rows: Tensor, counts: Tensor) -> Tensor:
+    """Rows divided by their counts: see `Backend.divide_rows`."""
+    batch, heads, n, width = rows.shape
+    out = memory.empty(*rows.shape, dtype=rows.dtype)
+    if not out.numel():
+        return out
+    flat, starts, stride = memory.flat(rows)
+    starts, numbers, into = starts.reshape(-1), counts.contiguous().numpy().reshape(-1), out.numpy().reshape(-1)
+    pieces, _ = pieces_of(batch * heads, n * width, 1)
+    edges = batch * heads * np.arange(pieces + 1) // pieces
+    run_pieces(
+        lambda piece: _divide(flat, starts, stride, n, width, edges[piece], edges[piece + 1], numbers, into),
+        pieces, "divide", rows.dtype,
+    )  # fmt: skip
+    return out
+
+
+@kernel
+def _divide(flat, starts, stride, n, width, first_head, last_head, counts, out):
+    for head in range(first_head, last_head):
+        for i in range(n):
+            row = head * n + i
+            copy_row(out, row * width, flat, starts[head] + i * stride, width)
+            divide_row(out, row * width, max(counts[row], 1), width)
 
 
 @kernel
