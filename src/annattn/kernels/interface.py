@@ -148,6 +148,28 @@ class GradientInputs:
     buckets: int = 0
     newest: Tensor | None = None
 
+    def check(self) -> None:
+        """Raise InputError unless all shapes fit together: kernels trust them."""
+        query, key, width = self.query.shape, self.key.shape, self.value.shape[-1]
+        where = self.newest if self.query_codes is None else self.query_codes
+        tables = 0 if where is None else where.shape[-1]
+        wanted = {
+            "key": (query[0], key[1], key[2], query[3]),
+            "value": (*key[:3], width),
+            "grad": (*query[:3], width),
+            "out": (*query[:3], width),
+            "count": query[:3],
+            "query_codes": (*query[:3], tables),
+            "key_codes": (*key[:3], tables),
+            "newest": (*query[:3], tables),
+        }
+        for name, shape in wanted.items():
+            found = getattr(self, name)
+            if found is not None and found.shape != shape:
+                raise InputError(f"{name} of a gradient", given=tuple(found.shape), expected=str(tuple(shape)))
+        if query[1] != key[1] and (not key[1] or query[1] % key[1]):
+            raise InputError("query heads", given=query[1], expected=f"a multiple of the {key[1]} key heads")
+
 
 class Backend(ABC):
     """The bucket operations on one kind of device.

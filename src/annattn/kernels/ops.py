@@ -48,6 +48,21 @@ def tables_call(layout: Layout) -> Call:
 
 def _sum_call(operation: Operation, inputs: SumInputs) -> Call:
     targets, sources, value = inputs.target_codes.shape, inputs.source_codes.shape, inputs.value
+    if (
+        len(targets) != 4
+        or len(sources) != 4
+        or targets[0] != sources[0]
+        or targets[3] != sources[3]
+        or value.shape[:3] != sources[:3]
+        or (targets[1] != sources[1] and max(targets[1], sources[1]) % (min(targets[1], sources[1]) or 1))
+        or inputs.target_codes.dtype != torch.int64
+        or inputs.source_codes.dtype != torch.int64
+    ):
+        raise InputError(
+            "codes and values",
+            given=f"shapes {tuple(targets)}, {tuple(sources)} and {tuple(value.shape)}",
+            expected="int64 codes (batch, heads, n, tables) and a value for every source",
+        )
     return Call(
         operation, value.device, value.dtype, targets[:3], sources[:3], targets[3], value.shape[-1], order=inputs.order
     )
@@ -90,6 +105,9 @@ def _tables_apart(codes: Tensor) -> Tensor:
 @torch.library.custom_op("annattn::equal_rows", mutates_args=())
 def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Codes in one table that are equal exactly when rows are."""
+    if query.ndim != 4 or key.ndim != 4 or query.shape[3] != key.shape[3] or query.dtype != key.dtype:
+        given = f"{query.dtype} {tuple(query.shape)} and {key.dtype} {tuple(key.shape)}"
+        raise InputError("rows to compare", given=given, expected="(batch, heads, n, dim) of one dtype and dim")
     call = Call("equal_rows", query.device, query.dtype, query.shape[:-1], key.shape[:-1], 1, query.shape[-1])
     return choose(call).equal_rows(query, key)
 
@@ -208,6 +226,7 @@ def _(query, key, value, query_codes, key_codes, grad, out, count, order, bucket
 
 def _gradient(operation: Operation, inputs: GradientInputs, tables: int) -> tuple[Tensor, Tensor]:
     query, key, value = inputs.query, inputs.key, inputs.value
+    inputs.check()
     call = Call(
         operation, value.device, value.dtype, query.shape[:3], key.shape[:3], tables, value.shape[-1],
         order=inputs.order, slope=inputs.slope,
@@ -298,6 +317,19 @@ def _newest_attention(query: Tensor, key: Tensor, value: Tensor, positions: Tens
 
 
 def _newest_call(value: Tensor, positions: Tensor, slope: Slope | None = None) -> Call:
+    heads = value.shape[1] if value.ndim == 4 else 0
+    if (
+        positions.ndim != 4
+        or value.ndim != 4
+        or positions.shape[0] != value.shape[0]
+        or (positions.shape[1] % heads if heads else positions.shape[1])
+        or positions.dtype != torch.int64
+    ):
+        raise InputError(
+            "positions and values",
+            given=f"{positions.dtype} {tuple(positions.shape)} and {tuple(value.shape)}",
+            expected="int64 positions (batch, heads, n, tables) in the values of the same batch and heads",
+        )
     return Call(
         "newest_mean", value.device, value.dtype, positions.shape[:3], value.shape[:3], positions.shape[3],
         value.shape[-1], order=Order.CAUSAL, slope=slope,

@@ -137,7 +137,7 @@ class Hasher:
         [[[1, 1, 1], [1, 1, 1]]]
         """
         self.family.check_rows(x)
-        flat = self.family.evaluate(self.parameters, x.reshape(-1, self.dim))
+        flat = self._evaluate(x.reshape(-1, self.dim))
         return flat.reshape(*x.shape[:-1], self.tables, self.hashes * self.family.digits_per_hash)
 
     def hashable(self, x: Shaped[Tensor, "... n dim"]) -> Tensor:
@@ -149,6 +149,24 @@ class Hasher:
         """
         return self.family.hashable(x)
 
+    def _evaluate(self, rows: Tensor) -> Tensor:
+        """The family's hash values of these rows, checked: codes made of them index tables."""
+        digits, hashable = self.family.evaluate(self.parameters, rows), self.family.hashable(rows)
+        expected = (len(rows), self.tables * self.hashes * self.family.digits_per_hash)
+        if digits.shape != expected or digits.dtype != torch.int64 or hashable.shape != expected[:1]:
+            raise InputError(
+                f"hash values of {self.family}",
+                given=f"{digits.dtype} {tuple(digits.shape)}, hashable {tuple(hashable.shape)}",
+                expected=f"int64 {expected} from evaluate, and {expected[:1]} from hashable",
+            )
+        values = self.family.values
+        if values is not None:
+            wrong = ((digits < 0) | (digits >= values)) & hashable[:, None]
+            if bool(wrong.any()):
+                expected = f"0 to {values - 1}, as its `values` promises"
+                raise InputError(f"hash value of {self.family}", given=digits[wrong][0].item(), expected=expected)
+        return digits
+
     def _packed(self, x: Tensor) -> tuple[Tensor, bool]:
         """Packed codes, and whether some tuple did not fit (the codes then mean nothing)."""
         base = self._base()
@@ -158,7 +176,7 @@ class Hasher:
         weights = torch.tensor([base**place for place in range(self.hashes)], device=x.device)
         codes, wide = [], False
         for block in rows.split(_BLOCK) if len(rows) else [rows]:
-            digits = self.family.evaluate(self.parameters, block).reshape(-1, self.tables, self.hashes)
+            digits = self._evaluate(block).reshape(-1, self.tables, self.hashes)
             hashable = self.family.hashable(block)
             if self.family.values is None:
                 digits = digits + base // 2

@@ -17,6 +17,9 @@ from annattn.lsh import CrossPolytope, Hasher, Hyperplane
 __all__ = ["NumbaBackend"]
 
 
+_DTYPES = (torch.float32, torch.float64)
+
+
 class NumbaBackend(Backend):
     """Compiled loops over threads that release the GIL; results are the same to the bit for any number of them."""
 
@@ -25,6 +28,8 @@ class NumbaBackend(Backend):
         reasons = []
         if call.device.type != "cpu":
             reasons.append(f"tensors are on {call.device}, not on the CPU")
+        if call.dtype not in _DTYPES and call.operation not in ("hash", "equal_rows", "newest"):
+            reasons.append(f"sums of {call.dtype} are not compiled: only of float32 and float64")
         if call.operation == "hash":
             # Not isinstance: a subclass may hash in its own way.
             if type(call.family) not in (Hyperplane, CrossPolytope):

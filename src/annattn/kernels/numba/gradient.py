@@ -75,9 +75,11 @@ def constant_gradient(inputs: GradientInputs) -> tuple[Tensor, Tensor]:
         array, starts, stride = memory.flat(x.to(dtype))
         return _Rows(array, starts.reshape(groups, -1), stride)
 
+    targets = query_codes.transpose(2, 3).contiguous().numpy().reshape(groups, share, tables, n)
+    sources = key_codes.transpose(2, 3).contiguous().numpy().reshape(groups, 1, tables, m)
+    memory.require_below(inputs.buckets, "hash code", targets, sources)
     work = _Work(
-        query_codes.transpose(2, 3).contiguous().numpy().reshape(groups, share, tables, n),
-        key_codes.transpose(2, 3).contiguous().numpy().reshape(groups, 1, tables, m),
+        targets, sources,
         inputs.buckets if 0 < inputs.buckets <= 4 * (share * n + m) else 0,
         rows(query), rows(key), rows(value), rows(grad), rows(inputs.out),
         inputs.count.contiguous().numpy().reshape(groups, share, n), _layout(dim, width, dtype),

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from annattn.errors import InputError
 from annattn.kernels.codes import heads_and_shares
 from annattn.kernels.numba import memory
 from annattn.kernels.numba.compiled import kernel
@@ -52,7 +53,14 @@ def hash_rows(hasher: Hasher, *inputs: Tensor) -> list[Tensor]:
         if codes.numel():
             rows = (x.float() if x.dtype.itemsize < 4 else x).detach().reshape(-1, dim)
             parts.append((rows, codes.numpy().reshape(-1, hasher.tables, n)))
-    structured = isinstance(hasher.family, CrossPolytope) and hasher.family.rotation == "structured"
+    family, functions, structured = hasher.family, hasher.tables * hasher.hashes, False
+    expected = (functions, family.dim)
+    if isinstance(family, CrossPolytope):
+        structured = family.rotation == "structured"
+        expected = (functions, 3, family.axes) if structured else (functions, family.axes, family.dim)
+    if len(hasher.parameters) != 1 or hasher.parameters[0].shape != expected:
+        given = f"parameters of shapes {[tuple(drawn.shape) for drawn in hasher.parameters]}"
+        raise InputError("hasher", given=given, expected=f"{expected}, as {family} draws them")
     (_hash_by_rotations if structured else _hash_by_products)(hasher, parts)
     return found
 

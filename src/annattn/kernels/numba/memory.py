@@ -8,7 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["KEPT", "empty", "flat"]
+from annattn.errors import InputError
+from annattn.lsh import IGNORED
+
+__all__ = ["KEPT", "empty", "flat", "require_below"]
 
 KEPT = 2**27  # bytes of memory given up that are kept for the next call, at most
 _WORTH_KEEPING = 2**20  # bytes; the C library sees to smaller ones
@@ -33,6 +36,22 @@ def flat(x: Tensor) -> tuple[np.ndarray, np.ndarray, int]:
     size = offset + (batch - 1) * strides[0] + (heads - 1) * strides[1] + (n - 1) * strides[2] + x.shape[3]
     starts = offset + np.add.outer(np.arange(batch) * strides[0], np.arange(heads) * strides[1])
     return x.as_strided((size,), (1,), 0).numpy(), starts, strides[2]
+
+
+def require_below(limit: int, what: str, *arrays: np.ndarray) -> None:
+    """Raise InputError unless these integers are IGNORED, NO_BUCKET, or from 0 to below a limit; 0 stands for none.
+
+    Compiled kernels index by them unchecked.
+
+    >>> require_below(4, "hash code", np.array([0, 3, -1]))
+    """
+    for array in arrays:
+        # By NumPy, which takes less than a hundredth of the time that is spent on the codes, and starts no threads.
+        if array.size and ((limit and array.max() >= limit) or array.min() < IGNORED):
+            wrong = array.max() if limit and array.max() >= limit else array.min()
+            raise InputError(
+                what, given=int(wrong), expected=f"{IGNORED} to {limit - 1:,}" if limit else f"at least {IGNORED}"
+            )
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:

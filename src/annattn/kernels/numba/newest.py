@@ -6,6 +6,7 @@ from torch import Tensor
 
 from annattn.kernels.codes import heads_and_shares
 from annattn.kernels.interface import NOT_FOUND, GradientInputs
+from annattn.kernels.numba import memory
 from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.numbering import slots_of
 from annattn.kernels.numba.threads import run_pieces
@@ -24,6 +25,7 @@ def newest(target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
         return found
     targets = target_codes.contiguous().numpy().reshape(batch * heads, -1, n, tables)
     sources = source_codes.contiguous().numpy().reshape(batch * heads, 1, m, tables)
+    memory.require_below(buckets, "hash code", targets, sources)
     into = found.numpy().reshape(targets.shape)
     numbered = [slots_of(t, s, buckets, run_pieces) for t, s in zip(targets, sources, strict=True)]
     targets, sources, slots = zip(*numbered, strict=True)
@@ -96,7 +98,9 @@ def _by_group(value: Tensor, newest: Tensor) -> tuple[np.ndarray, np.ndarray, tu
     heads, share, _ = heads_and_shares(newest, value)
     shape = newest.shape[0] * heads, share * newest.shape[2]
     values = value.detach().contiguous().numpy().reshape(-1, *value.shape[2:])
-    return values, newest.contiguous().numpy().reshape(*shape, newest.shape[3]), shape
+    found = newest.contiguous().numpy().reshape(*shape, newest.shape[3])
+    memory.require_below(value.shape[2], "position of a key", found)
+    return values, found, shape
 
 
 @kernel

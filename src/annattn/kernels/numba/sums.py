@@ -68,6 +68,7 @@ def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool) -> tuple[T
     count = memory.empty(*target_codes.shape[:3])
     targets = target_codes.transpose(2, 3).contiguous().numpy().reshape(groups, share, tables, n)
     sources = source_codes.transpose(2, 3).contiguous().numpy().reshape(groups, share_sources, tables, m)
+    memory.require_below(buckets, "hash code", targets, sources)
     flat, starts, stride = memory.flat(value)
     starts = starts.reshape(groups, share_sources)
     if groups <= _FEW and 0 < _CROWDED * buckets <= m:
