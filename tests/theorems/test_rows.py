@@ -11,6 +11,7 @@ from annattn.compiler import Transformer
 from annattn.compiler.sparse_code import Decoded, SparseCode
 from annattn.compiler.to_protocol import TransformerProtocol
 from annattn.lsh import HashFamily
+from annattn.mpc.partners import PartneredProtocol
 from annattn.theorems import (
     THEOREMS,
     linear_memory,
@@ -110,6 +111,18 @@ def twice_the_layers(patch):
     patch.setattr(simulation.PredictedSizes, "of", classmethod(predicted))
 
 
+def no_dealing(patch):
+    """Packets for few partners are not dealt out before they are routed."""
+    right = PartneredProtocol.__init__
+
+    def init(self, *given):
+        right(self, *given)
+        self.schedule = [(deals, digit) for deals, digit in self.schedule if not deals]
+        self.rounds = self.protocol.rounds * len(self.schedule)
+
+    patch.setattr(PartneredProtocol, "__init__", init)
+
+
 def half_the_rounds_allowed(module):
     def sabotage(patch):
         patch.setattr(module, "ROUNDS", module.ROUNDS / 4)
@@ -168,7 +181,7 @@ SABOTAGE = {
     "lsh-guarantee": [fewer_tables, fewer_hashes],
     "linear-memory": [keep_all_tables, forget_a_key],
     "anna-simulates-mpc": [change_a_word_in_attention, *COMPILED[1:]],
-    "anna-simulates-mpc-improved": COMPILED,
+    "anna-simulates-mpc-improved": [*COMPILED, no_dealing],
     "mpc-simulates-ema": [
         lose_mail_between_machines,
         half_the_rounds_allowed(mpc_simulates_ema),

@@ -98,7 +98,7 @@ def run(
     chosen = _parse_parameters(kind, parameters)
     words = 2 * kind.least_memory(n, **chosen) if memory is None else memory
     problem = kind(n, words, **chosen)
-    runs = problem if partners is None else with_partners(problem, partners, seed=seed)
+    runs = problem if partners is None else with_partners(problem, partners)
     given = problem.sample(np.random.default_rng(seed))
     answer, trace = run_protocol(runs, given, engine=engine, progress=shows_progress(stderr_console()))
     right = problem.agrees(answer, problem.oracle(given))

@@ -28,7 +28,7 @@ __all__ = ["row"]
 
 EPSILON, EPSILON_PRIME, MEMORY, RHO = 1 / 3, 5 / 6, 1 / 2, 1 / 12
 ROOM, DEPTH = 8, 4
-WIDTH_LIMIT = "12(k+1)⁴(48·N^(1/2)+518)·ln((k+1)N^(2/3))"
+WIDTH_LIMIT = "12(k+1)⁴(6+2s')·ln((k+1)N^(2/3)), s' = 24·N^(1/2)"
 PLANNED = [w**6 for w in range(2, 13)]
 CASES = {"tiny": {64: 1}, "quick": {64: 12, 729: 1}, "full": {64: 60, 729: 6}}
 

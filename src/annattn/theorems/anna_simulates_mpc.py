@@ -69,7 +69,7 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
         sizes=list(CASES[effort]),
         planned=PLANNED,
         bounds=bounds,
-        exponents=size_exponents(predictions, heads=(EPSILON + 1e-6, "ε"), width=(5 * EPSILON, "5ε")),
+        exponents=size_exponents(predictions, heads=(EPSILON + 1e-6, "ε"), width=(5 * EPSILON, "5ε"), logarithm=True),
         notes=notes[::7],
     )
 

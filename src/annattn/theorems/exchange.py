@@ -9,7 +9,7 @@ from annattn.mpc.model import Numbers, Words
 from annattn.mpc.parts.stages import index_within
 from annattn.seeds import scramble
 
-__all__ = ["Exchange", "full_exchange"]
+__all__ = ["DigitReversal", "Exchange", "full_exchange"]
 
 
 class Exchange(Protocol):
@@ -53,6 +53,35 @@ class Exchange(Protocol):
     def sample(self, rng: np.random.Generator) -> Words:
         """Random words of 32 bits."""
         return rng.integers(0, 2**32, self.n, dtype=np.uint64)
+
+
+class DigitReversal(Exchange):
+    """All words of machine i go to the machine whose digits in this base are those of i, reversed.
+
+    That is a worst case for routing digit by digit: half-way, the packets of many machines meet on few. Machines beyond
+    the largest power of the base send to themselves.
+
+    >>> from annattn.mpc import run
+    >>> len(run(DigitReversal(8, memory_words=3, base=2), range(8)).output)
+    8
+    """
+
+    def __init__(self, n: int, memory_words: int, base: int, rounds: int = 2, seed: int = 0) -> None:
+        super().__init__(n, memory_words, rounds, seed)
+        self.base = base
+
+    def _receiver(self, round_: int, h: int, machine: Numbers) -> Numbers:
+        power, rest, reverse = 1, machine.copy(), np.zeros_like(machine)
+        while power * self.base <= self.n:
+            power *= self.base
+            rest, digit = np.divmod(rest, self.base)
+            reverse = reverse * self.base + digit
+        return np.where(machine < power, reverse, machine)
+
+    def scatter(self, words: Words) -> Mail:
+        """One word per machine, s times: every outbox and every inbox is full from the first round."""
+        machine = np.repeat(np.arange(self.n), self.limits.memory_words)
+        return Mail(machine, machine, np.repeat(words.reshape(-1, 1), self.limits.memory_words, axis=0))
 
 
 def full_exchange(n: int, *, epsilon: float, rounds: int, seed: int = 0) -> Exchange:

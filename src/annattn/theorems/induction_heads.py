@@ -34,7 +34,7 @@ EPSILON, EPSILON_PRIME = 2 / 3, 0.9
 RHO = (EPSILON_PRIME - EPSILON) / 4
 HOPS = 2 * math.ceil((1 - EPSILON) / RHO) - 1
 """The most rounds that one round becomes with so few partners, at any N."""
-WIDTH_LIMIT = "12(k+1)⁴(36·N^ε+64⌈(1−ε)/ρ⌉+6)·ln((k+1)N^(1/3))"
+WIDTH_LIMIT = "12(k+1)⁴(6+2s')·ln((k+1)N^(1/3)), s' = 18·N^ε to 24·N^ε"
 PLANNED = [2**e for e in range(6, 37, 3)]
 CASES = {"tiny": {64: 1}, "quick": {64: 10, 256: 4}, "full": {64: 60, 256: 20, 1024: 4}}
 

@@ -15,7 +15,7 @@ from annattn.mpc import Protocol, run
 from annattn.mpc.model import Words
 from annattn.theorems.verdict import Bound, Trials, exponent
 
-__all__ = ["PredictedSizes", "few_partners_width", "simulate", "size_exponents"]
+__all__ = ["PredictedSizes", "few_partners_memory", "few_partners_width", "simulate", "size_exponents"]
 
 
 @dataclass(frozen=True)
@@ -49,33 +49,55 @@ class PredictedSizes:
         )
 
 
+def few_partners_memory(partners: int, memory_words: float, *, digits: float, machines: float) -> float:
+    """The words per machine that `docs/few_partners.md` proves enough, with everything rounded up.
+
+    (1 + w)·s + max(s, (1 + w)·E), where w is 1 or 2 words of header and E = k((k+1)(L-1) + L-2) packets of excess.
+
+    >>> few_partners_memory(2, 8, digits=6, machines=256)
+    92
+    """
+    bits = math.log2((partners + 1) * machines) + math.log2(memory_words) + 2
+    header = 1 if 2 * bits <= 64 else 2
+    excess = max(0, partners * ((partners + 1) * (digits - 1) + max(0, digits - 2)))
+    return (1 + header) * memory_words + max(memory_words, (1 + header) * excess)
+
+
 def few_partners_width(partners: int, memory_words: float, *, digits: float, machines: float) -> float:
     """The lemma's 12·α⁴·ln q slots of Δ numbers, including all that `with_partners` may round up.
 
-    α = k + 1, q ≤ (k + 1)·P machines, Δ = 6 + 2·s' numbers for words of 64 bits and s' = 3s + 32·digits words.
+    α = k + 1, q ≤ (k + 1)·P machines, Δ = 6 + 2·s' numbers for words of 64 bits and the s' of `few_partners_memory`.
 
-    >>> round(few_partners_width(2, 8, digits=8, machines=256))
-    3655660
+    >>> round(few_partners_width(2, 8, digits=6, machines=256))
+    1227057
     """
-    message = 6 + 2 * (3 * memory_words + 32 * digits)
+    message = 6 + 2 * few_partners_memory(partners, memory_words, digits=digits, machines=machines)
     return (12 * (partners + 1) ** 4 * math.log((partners + 1) * machines) + 1) * message
 
 
 def size_exponents(
-    predictions: Mapping[int, PredictedSizes], *, heads: tuple[float, str], width: tuple[float, str], at: str = ""
+    predictions: Mapping[int, PredictedSizes],
+    *,
+    heads: tuple[float, str],
+    width: tuple[float, str],
+    logarithm: bool = False,
+    at: str = "",
 ) -> list[Bound]:
-    """How heads and the lemma's value width, without its factor ln N, grow with N; limits as (exponent, formula).
+    """How heads and the lemma's value width grow with N; limits as (exponent, formula).
+
+    If the theorem's width has a factor log N, it is divided out first.
 
     >>> from annattn.mpc.protocols import Permute
     >>> predictions = {n: PredictedSizes.of(Permute(n, memory_words=4)) for n in (16, 64, 256)}
-    >>> [bound.what for bound in size_exponents(predictions, heads=(0, "0"), width=(0, "0"))]
+    >>> [bound.what for bound in size_exponents(predictions, heads=(0, "0"), width=(0, "0"), logarithm=True)]
     ['heads ~ N^', 'value width/ln N ~ N^']
     """
     sizes = list(predictions)
-    widths = [predicted.lemma_width / math.log(n) for n, predicted in predictions.items()]
+    widths = [predicted.lemma_width / (math.log(n) if logarithm else 1) for n, predicted in predictions.items()]
+    name = "value width/ln N" if logarithm else "value width"
     return [
         exponent(f"heads{at}", sizes, [predicted.heads for predicted in predictions.values()], *heads),
-        exponent(f"value width/ln N{at}", sizes, widths, *width),
+        exponent(f"{name}{at}", sizes, widths, *width),
     ]
 
 
