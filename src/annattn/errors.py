@@ -15,6 +15,7 @@ __all__ = [
     "OutboxError",
     "PartnersError",
     "PlanError",
+    "PortError",
     "ShardingError",
     "SourceError",
     "WideCodeError",
@@ -140,6 +141,12 @@ class PartnersError(LimitError):
     """A machine wrote to, or heard from, more than `partners` other machines in one round."""
 
     rule = "exchanged mail with {amount} other machines in one direction, but partners allows {limit}"
+
+
+class PortError(LimitError):
+    """Several messages of one round arrived at the same port of a machine."""
+
+    rule = "received {amount} messages at one port, but a port takes {limit}"
 
 
 class ShardingError(AnnattnError, RuntimeError):

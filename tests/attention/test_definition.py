@@ -70,6 +70,16 @@ def test_rows_that_are_no_weights_are_reported():
     assert not report.holds
 
 
+def test_a_report_says_what_is_broken_how_often_and_where_first():
+    query, key = torch.tensor([[0.0], [0.0]]), torch.tensor([[0.0], [3.0]])
+    weights = torch.tensor([[0.5, 0.5], [1.5, -0.75]])
+    report = aa.check_anna(weights, query, key, radius=1.0, approximation=2.0, tables=1)
+    assert str(report) == (
+        "the Definition is broken: 1 far, first (0, 1); 1 near, first (0, 0); 1 negative, first (1, 1); "
+        "1 unnormalised, first (1,)"
+    )
+
+
 def test_a_blank_row_passes_only_without_a_near_key():
     query, key = torch.tensor([[0.0], [10.0]]), torch.tensor([[0.0]])
     report = aa.check_anna(torch.zeros(2, 1), query, key, radius=1.0, approximation=2.0, tables=1)

@@ -1,6 +1,6 @@
 """Massively parallel computation: protocols under enforced limits, run in this process or on a cluster."""
 
-from annattn.mpc import protocols
+from annattn.mpc import programs, protocols
 from annattn.mpc.engines import ENGINES, Engine
 from annattn.mpc.model import (
     Limits,
@@ -29,6 +29,7 @@ __all__ = [
     "Trace",
     "as_words",
     "check_sharding",
+    "programs",
     "protocols",
     "real_words",
     "run",

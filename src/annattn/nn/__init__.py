@@ -14,12 +14,16 @@ from annattn.attention import (
     SoftmaxConfig,
 )
 from annattn.nn.checkpoint import load_model, save_model
+from annattn.nn.exact import ExactConfig, ExactLayerConfig, ExactTransformer
 from annattn.nn.transformer import Transformer, TransformerConfig
 
 __all__ = [
     "AnnaConfig",
     "AttentionConfig",
+    "ExactConfig",
+    "ExactLayerConfig",
     "ExactMatchConfig",
+    "ExactTransformer",
     "ExpectedCollisionConfig",
     "ExpectedLatestConfig",
     "LatestMatchConfig",
