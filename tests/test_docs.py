@@ -34,7 +34,7 @@ FORGIVING = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 KINDS = ("python", "sh", "text")
 REFERENCE = (
     *("attention", "cache", "compiler", "errors", "experiments"),
-    *("lsh", "mpc", "mpc.protocols", "nn", "outofcore", "tasks", "theorems"),
+    *("lsh", "mpc", "mpc.programs", "mpc.protocols", "nn", "outofcore", "tasks", "theorems"),
 )
 
 
