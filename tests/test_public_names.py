@@ -9,6 +9,7 @@ PUBLIC = {
     "exact_match_attention", "expected_collision_attention", "expected_latest_attention", "experiments", "kernels",
     "latest_match_attention", "low_rank_attention", "lsh", "mpc", "nn", "outofcore", "plan", "reformer_attention",
     "sampled_collision_attention", "sampled_latest_attention", "softmax_attention", "tasks", "theorems",
+    "window_attention",
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         sampled_collision_attention,
         sampled_latest_attention,
         softmax_attention,
+        window_attention,
     )
     from annattn.cache import BucketCache
 
@@ -54,6 +55,7 @@ __all__ = [
     "softmax_attention",
     "tasks",
     "theorems",
+    "window_attention",
 ]
 
 _FOLDERS = (

@@ -135,7 +135,9 @@ def test_attend_and_its_gradient_pass_torchs_own_checks(order):
     query, key, value, query_codes, key_codes, grad = case(6, 7, buckets=2, dim=4)
     key_codes[1, 0, 0] = IGNORED  # not NO_BUCKET: NaN would equal nothing
     leaves = query.requires_grad_(), key.requires_grad_(), value.requires_grad_()
-    torch.library.opcheck(_bucket_attention, (*leaves, query_codes, key_codes, order, 2, False, "linear", HASHER.spec))
+    for counted in (False, True):
+        args = (*leaves, query_codes, key_codes, order, 2, False, "linear", HASHER.spec, counted)
+        torch.library.opcheck(_bucket_attention, args)
     out, count = bucket_attention(
         *leaves, (query_codes, key_codes), HASHER, order=order, buckets=2, one_table_at_a_time=False, gradient="linear"
     )

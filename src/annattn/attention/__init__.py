@@ -11,6 +11,7 @@ from annattn.attention import (
     reference,
     reformer,
     softmax,
+    window,
 )
 from annattn.attention.anna import AnnaConfig, anna_attention
 from annattn.attention.collision import (
@@ -35,6 +36,7 @@ from annattn.attention.plan import Plan, plan
 from annattn.attention.reformer import ReformerConfig, reformer_attention
 from annattn.attention.softmax import SoftmaxConfig, softmax_attention
 from annattn.attention.state import BucketState
+from annattn.attention.window import WindowConfig, window_attention
 
 __all__ = [
     "MECHANISMS",
@@ -54,6 +56,7 @@ __all__ = [
     "SampledCollisionConfig",
     "SampledLatestConfig",
     "SoftmaxConfig",
+    "WindowConfig",
     "anna_attention",
     "check_anna",
     "collision_softmax_attention",
@@ -68,11 +71,13 @@ __all__ = [
     "sampled_collision_attention",
     "sampled_latest_attention",
     "softmax_attention",
+    "window_attention",
 ]
 
 MECHANISMS: dict[str, Mechanism] = {
     "softmax": softmax.MECHANISM,
     "anna": anna.MECHANISM,
+    "window": window.MECHANISM,
     "latest_match": latest_match.MECHANISM,
     "exact_match": exact_match.MECHANISM,
     "expected_collision": collision.EXPECTED,

@@ -4,17 +4,18 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from annattn.attention import reference
-from annattn.attention.inputs import check_inputs, hash_inputs
+from annattn.attention.inputs import check_inputs
 from annattn.attention.mechanism import Attend, Gradient, Mechanism, TrainableConfig
+from annattn.attention.packed import Documents, packed
 from annattn.checks import require_choice
-from annattn.kernels import Order, bucket_attention
-from annattn.lsh import Hasher, Hyperplane
+from annattn.kernels import Order, bucket_attention, hash_pair
+from annattn.lsh import IGNORED, Hasher, Hyperplane
 
-__all__ = ["MECHANISM", "AnnaConfig", "anna_attention", "anna_weights"]
+__all__ = ["MECHANISM", "AnnaConfig", "anna_attention", "anna_mean", "anna_weights"]
 
 Empty = Literal["zero", "nan"]
 Algorithm = Literal["auto", "tables", "linear_memory"]
@@ -29,6 +30,7 @@ def anna_attention(
     *,
     is_causal: bool = False,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
+    documents: Int[Tensor, " boundaries"] | Int[Tensor, "batch n"] | None = None,
     empty: Empty = "zero",
     algorithm: Algorithm = "auto",
     gradient: Gradient = "linear",
@@ -40,9 +42,11 @@ def anna_attention(
         key: a key with NaN or infinity has no bucket, so every query that may see it gets NaN; so does a query with
             NaN or infinity. Masked keys are never looked at.
         value: any width; half precision is accumulated in float32.
-        hasher: the drawn hash functions g_1 … g_ℓ, shared by all heads.
+        hasher: the drawn hash functions g_1 … g_ℓ, one draw for all heads or one per key head.
         is_causal: query i sees the keys up to its own position, the last query aligned with the last key.
         key_mask: True where a key takes part.
+        documents: boundaries 0, end of the first, …, n of the documents packed into the sequence (`cu_seqlens`), or a
+            number per token; nobody meets a token of another document.
         empty: what a query that meets no key gets, "zero" or "nan"; the paper leaves its 0/0 open.
         algorithm: "tables" builds all ℓ tables (Algorithm 1), "linear_memory" one at a time; "auto" takes the tables
             while they hold no more rows than queries, keys, values and outputs do. The numbers are the same.
@@ -60,8 +64,37 @@ def anna_attention(
     if empty not in _EMPTY or algorithm not in _ALGORITHMS:
         require_choice("empty", empty, _EMPTY)
         require_choice("algorithm", algorithm, _ALGORITHMS)
-    query_codes, key_codes = hash_inputs(hasher, query, key, key_mask)
-    n_keys = key.shape[2]
+    own = None if documents is None else packed(documents, query, key)
+    out, count = anna_mean(query, key, value, hasher, is_causal, key_mask, own, gradient, algorithm)
+    if empty == "nan":
+        out = out.masked_fill(count[..., None] == 0, torch.nan)
+    return out.to(value.dtype)
+
+
+def anna_mean(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    hasher: Hasher,
+    is_causal: bool,
+    key_mask: Tensor | None,
+    documents: Documents | None,
+    gradient: Gradient,
+    algorithm: Algorithm = "auto",
+    *,
+    counted: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Σ_j c_ij v_j / C_i and C_i = Σ_j c_ij of checked inputs, in the dtype they add up in.
+
+    If `counted`, queries and keys get a gradient of C_i too.
+    """
+    query_codes, key_codes = hash_pair(hasher, query, key)
+    if key_mask is not None:
+        key_codes = key_codes.masked_fill(~key_mask[:, None, :, None], IGNORED)
+    n_keys, buckets, unknown = key.shape[2], hasher.dense_buckets, None
+    if documents is not None:
+        unknown = documents.unknown(key_codes, is_causal=is_causal)
+        query_codes, key_codes, buckets = documents.join(query_codes, key_codes, hasher)
     rows_in_tables = hasher.tables * min(hasher.buckets or n_keys, n_keys)
     one_table = algorithm == "linear_memory" or (algorithm == "auto" and rows_in_tables > 2 * (query.shape[2] + n_keys))
     out, count = bucket_attention(
@@ -71,13 +104,16 @@ def anna_attention(
         (query_codes, key_codes),
         hasher,
         order=Order.CAUSAL if is_causal else Order.ALL,
-        buckets=hasher.dense_buckets,
+        buckets=buckets,
         one_table_at_a_time=one_table,
         gradient=gradient,
+        counted=counted,
     )
-    if empty == "nan":
-        out = out.masked_fill(count[..., None] == 0, torch.nan)
-    return out.to(value.dtype)
+    if unknown is not None:
+        out = out.masked_fill(
+            unknown.repeat_interleave(query.shape[1] // max(key.shape[1], 1), 1)[..., None], torch.nan
+        )
+    return out, count
 
 
 def anna_weights(query: Tensor, key: Tensor, seen: Tensor, *, hasher: Hasher) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from annattn.attention import reference
 from annattn.attention.anna import anna_weights
 from annattn.attention.mechanism import Attend, ExpectedConfig, HashedConfig, Mechanism, angular
-from annattn.attention.pairs import expected_pairs, sampled_pairs, with_noise
+from annattn.attention.pairs import ExpectedPairs, SampledPairs, expected_pairs, sampled_pairs, with_noise
 from annattn.lsh import Hasher, HashFamily, Hyperplane
 
 __all__ = [
@@ -19,7 +19,9 @@ __all__ = [
     "SampledCollisionConfig",
     "expected_collision_attention",
     "expected_collision_weights",
+    "expected_mean",
     "sampled_collision_attention",
+    "sampled_counts",
 ]
 
 
@@ -44,7 +46,11 @@ def expected_collision_attention(
     tensor([[0.8000, 0.2000],
             [0.2000, 0.8000]])
     """
-    pairs = expected_pairs(query, key, value, family, hashes, is_causal, key_mask)
+    return expected_mean(expected_pairs(query, key, value, family, hashes, is_causal, key_mask))
+
+
+def expected_mean(pairs: ExpectedPairs) -> Tensor:
+    """Σ_j p_ij v_j / Σ_j p_ij over the keys seen."""
     # The lowest number, not -inf, whose derivative would be NaN in a row that sees nothing.
     weights = pairs.scores.masked_fill(~pairs.seen, torch.finfo(pairs.scores.dtype).min).softmax(-1)
     return pairs.read(weights * pairs.seen)
@@ -102,9 +108,14 @@ def sampled_collision_attention(
     True
     """
     pairs = sampled_pairs(query, key, value, hasher, noise, is_causal, key_mask)
-    expected = hasher.tables * pairs.expected.chances
-    used = with_noise(expected, pairs.counts(), noise) if noise else expected
+    used = sampled_counts(pairs, hasher.tables, noise)
     return pairs.read(used, divisor=used.sum(-1, keepdim=True).clamp(min=1))
+
+
+def sampled_counts(pairs: SampledPairs, tables: int, noise: float) -> Tensor:
+    """ĉ = ℓp + noise·(c − ℓp) of every pair."""
+    expected = tables * pairs.expected.chances
+    return with_noise(expected, pairs.counts(), noise) if noise else expected
 
 
 @dataclass(frozen=True)

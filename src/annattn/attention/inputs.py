@@ -69,8 +69,10 @@ def check_inputs(
         )
     if key_mask is not None:
         check_mask(key, key_mask)
-    if hasher is not False and not (isinstance(hasher, Hasher) and hasher.family.dim == query.shape[3]):
-        check_hasher(hasher, query)
+    if hasher is not False and not (
+        isinstance(hasher, Hasher) and hasher.family.dim == query.shape[3] and key.shape[1] % hasher.heads == 0
+    ):
+        check_hasher(hasher, key)
 
 
 def check_mask(key: Tensor, key_mask: Tensor | None) -> None:
@@ -86,7 +88,7 @@ def check_mask(key: Tensor, key_mask: Tensor | None) -> None:
 
 
 def check_hasher(hasher: Hasher, rows: Tensor) -> None:
-    """Raise InputError unless this hasher can hash these rows."""
+    """Raise InputError unless this hasher can hash these rows (batch, heads, n, dim)."""
     if not isinstance(hasher, Hasher):
         raise InputError(
             "hasher",
@@ -100,6 +102,13 @@ def check_hasher(hasher: Hasher, rows: Tensor) -> None:
             given=f"one made for dim {hasher.dim}",
             expected=f"one for the query's dim {rows.shape[-1]}",
             hint=f"draw it from a family of dim {rows.shape[-1]}",
+        )
+    if rows.shape[1] % hasher.heads:
+        raise InputError(
+            "hasher",
+            given=f"one with a draw for each of {hasher.heads} heads",
+            expected=f"one whose draws the {rows.shape[1]} heads can share equally",
+            hint="draw it with heads=1, or with heads= the number of key heads",
         )
 
 

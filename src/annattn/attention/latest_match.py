@@ -36,7 +36,7 @@ def latest_match_attention(
     tensor([0., 1., 2., 3.])
     """
     check_inputs(query, key, value, key_mask)
-    check_hasher(hasher, query)
+    check_hasher(hasher, key)
     query_codes, key_codes = hash_inputs(hasher, query, key, key_mask)
     positions = newest(query_codes, key_codes, hasher.dense_buckets)
     out = newest_attention(query, key, value.to(accumulator(value.dtype)), positions, hasher, gradient)

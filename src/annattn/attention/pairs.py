@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from annattn.attention.inputs import accumulator, check_hasher, check_inputs, grouped, hash_inputs, ungrouped
+from annattn.attention.packed import Documents
 from annattn.checks import require_count, require_number
 from annattn.errors import InputError
 from annattn.kernels import nan_targets
-from annattn.lsh import Hasher, HashFamily
+from annattn.lsh import NO_BUCKET, Hasher, HashFamily
 from annattn.lsh.rows import unit_rows
 
 __all__ = ["ExpectedPairs", "SampledPairs", "expected_pairs", "sampled_pairs", "with_noise"]
@@ -35,6 +36,10 @@ class ExpectedPairs:
     def chances(self) -> Tensor:
         """p^z where the key is seen, else 0."""
         return self.scores.exp() * self.seen
+
+    def total(self, weights: Tensor) -> Tensor:
+        """Σ_j w_ij, in the layout of the inputs."""
+        return ungrouped(weights.sum(-1), self.query)
 
     def read(self, weights: Tensor, divisor: Tensor | None = None) -> Tensor:
         """Σ_j w_ij v_j, over a divisor if there is one, in the layout and dtype of the inputs."""
@@ -98,6 +103,7 @@ def expected_pairs(
     hashes: int,
     is_causal: bool,
     key_mask: Tensor | None,
+    documents: Documents | None = None,
 ) -> ExpectedPairs:
     """The pairs of these inputs under `hashes` hash functions of a family that sees angles."""
     check_inputs(query, key, value, key_mask, is_causal=is_causal)
@@ -125,6 +131,8 @@ def expected_pairs(
         seen = seen.tril(keys - queries)
     if key_mask is not None:
         seen = seen & key_mask.repeat_interleave(key.shape[1], 0)[:, None, None, :]
+    if documents is not None:
+        seen = seen & documents.same().repeat_interleave(key.shape[1], 0)[:, None]
     return ExpectedPairs(hashes * scores, values, seen, original, dtype)
 
 
@@ -136,18 +144,23 @@ def sampled_pairs(
     noise: float,
     is_causal: bool,
     key_mask: Tensor | None,
+    documents: Documents | None = None,
 ) -> SampledPairs:
     """The pairs of these inputs under drawn hash functions."""
     check_inputs(query, key, value, key_mask, is_causal=is_causal)
-    check_hasher(hasher, query)
+    check_hasher(hasher, key)
     require_number("noise", noise, "a number from 0 to 1", low=0, high=1)
-    expected = expected_pairs(query, key, value, hasher.family, hasher.hashes, is_causal, key_mask)
+    expected = expected_pairs(query, key, value, hasher.family, hasher.hashes, is_causal, key_mask, documents)
     query_codes, key_codes = hash_inputs(hasher, query.detach(), key.detach(), key_mask)
+    unknown = nan_targets(query_codes, key_codes, int(is_causal))
+    if documents is not None:
+        met = documents.unknown(key_codes, is_causal=is_causal).repeat_interleave(query.shape[1] // key.shape[1], 1)
+        unknown = met | (query_codes == NO_BUCKET).any(-1)
     return SampledPairs(
         expected,
         _by_table(grouped(query_codes, key.shape[1]), hasher),
         _by_table(key_codes.flatten(0, 1), hasher),
-        nan_targets(query_codes, key_codes, int(is_causal)),
+        unknown,
     )
 
 

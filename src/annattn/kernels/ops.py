@@ -20,6 +20,7 @@ __all__ = [
     "equal_rows",
     "hash_call",
     "hash_pair",
+    "name_codes",
     "newest",
     "newest_attention",
     "tables_call",
@@ -102,6 +103,20 @@ def _tables_apart(codes: Tensor) -> Tensor:
     return codes.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
+@torch.library.custom_op("annattn::name_codes", mutates_args=())
+def name_codes(query_codes: Tensor, key_codes: Tensor) -> tuple[Tensor, Tensor]:
+    """The codes numbered from 0, so that they are fewer than rows; negative ones stay as they are."""
+    flat = torch.cat([query_codes.flatten(), key_codes.flatten()])
+    named = torch.where(flat < 0, flat, torch.unique(flat, return_inverse=True)[1])
+    of_query, of_key = named.split([query_codes.numel(), key_codes.numel()])
+    return of_query.reshape(query_codes.shape).clone(), of_key.reshape(key_codes.shape).clone()
+
+
+@name_codes.register_fake
+def _(query_codes, key_codes):
+    return tuple(x.new_empty(x.shape) for x in (query_codes, key_codes))
+
+
 @torch.library.custom_op("annattn::equal_rows", mutates_args=())
 def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Codes in one table that are equal exactly when rows are."""
@@ -176,7 +191,8 @@ bucket_mean.register_autograd(_bucket_mean_backward, setup_context=_keep)
 
 
 # The mean of what a query's buckets hold, differentiable in queries and keys as well: they take no part in the forward
-# pass, which knows only their codes, and get the gradient of their collision probability.
+# pass, which knows only their codes, and get the gradient of their collision probability. If
+# `counted`, so does the count, which is then a number of the values' dtype.
 @torch.library.custom_op("annattn::bucket_attention", mutates_args=())
 def _bucket_attention(
     query: Tensor,
@@ -189,13 +205,16 @@ def _bucket_attention(
     one_table_at_a_time: bool,
     gradient: str,
     spec: str,
+    counted: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    return _bucket_mean(query_codes, key_codes, value, order, buckets, one_table_at_a_time)
+    mean, count = _bucket_mean(query_codes, key_codes, value, order, buckets, one_table_at_a_time)
+    return mean, count.to(value.dtype) if counted else count
 
 
 @_bucket_attention.register_fake
-def _(query, key, value, query_codes, key_codes, order, buckets, one_table_at_a_time, gradient, spec):
-    return value.new_empty(*query.shape[:3], value.shape[-1]), query.new_empty(query.shape[:3], dtype=torch.int64)
+def _(query, key, value, query_codes, key_codes, order, buckets, one_table_at_a_time, gradient, spec, counted=False):
+    count = value.new_empty(query.shape[:3], dtype=value.dtype if counted else torch.int64)
+    return value.new_empty(*query.shape[:3], value.shape[-1]), count
 
 
 @torch.library.custom_op("annattn::bucket_attention_gradient", mutates_args=())
@@ -236,25 +255,33 @@ def _gradient(operation: Operation, inputs: GradientInputs, tables: int) -> tupl
 
 
 def _keep_attention(ctx, inputs, output):
-    *tensors, ctx.order, ctx.buckets, ctx.one_table_at_a_time, ctx.gradient, ctx.spec = inputs
+    *tensors, ctx.order, ctx.buckets, ctx.one_table_at_a_time, ctx.gradient, ctx.spec, counted = inputs
     ctx.save_for_backward(*tensors, *output)
-    ctx.mark_non_differentiable(output[1])
+    if not counted:
+        ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)  # zeros for the counts would wake torch's threads
 
 
-def _bucket_attention_backward(ctx, grad, _grad_count):
-    if grad is None:
-        return (None,) * 10
+def _bucket_attention_backward(ctx, grad, grad_count):
+    if grad is None and grad_count is None:
+        return (None,) * 11
     query, key, value, query_codes, key_codes, out, count = ctx.saved_tensors
     grad_query = grad_key = grad_value = None
+    count = count.long()
+    if grad is None:
+        grad = torch.zeros_like(out)
     if ctx.needs_input_grad[2]:
         weight = _divided(grad, count)
         grad_value, _ = bucket_sum(key_codes, query_codes, weight, -ctx.order, ctx.buckets, ctx.one_table_at_a_time)
     if any(ctx.needs_input_grad[:2]):
+        if grad_count is not None:
+            # The count is the sum of a value of 1, so it is one more column: dx_ij gains c_ij · w · dC_i.
+            value, out = torch.nn.functional.pad(value, (0, 1), value=1.0), torch.nn.functional.pad(out, (0, 1))
+            grad = torch.cat([grad, (grad_count * count)[..., None]], dim=-1)
         grad_query, grad_key = _bucket_attention_gradient(
             query, key, value, query_codes, key_codes, grad, out, count, ctx.order, ctx.buckets, ctx.gradient, ctx.spec
         )
-    return grad_query, grad_key, grad_value, *[None] * 7
+    return grad_query, grad_key, grad_value, *[None] * 8
 
 
 _bucket_attention.register_autograd(_bucket_attention_backward, setup_context=_keep_attention)
@@ -287,8 +314,9 @@ def bucket_attention(
     buckets: int,
     one_table_at_a_time: bool,
     gradient: str,
+    counted: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`bucket_mean`, with a gradient for queries and keys."""
+    """`bucket_mean`, with a gradient for queries and keys, and if `counted` one of the count for them."""
     wanted = "none"
     if gradient != "none" and (query.requires_grad or key.requires_grad or gradient not in GRADIENTS):
         wanted = wanted_gradient(hasher, gradient, query, key)
@@ -296,7 +324,9 @@ def bucket_attention(
         if _runs_now() and not (value.requires_grad and torch.is_grad_enabled()):
             return _bucket_mean(*codes, value, order, buckets, one_table_at_a_time)
         return bucket_mean(*codes, value, order, buckets, one_table_at_a_time)
-    return _bucket_attention(query, key, value, *codes, order, buckets, one_table_at_a_time, wanted, hasher.spec)
+    return _bucket_attention(
+        query, key, value, *codes, order, buckets, one_table_at_a_time, wanted, hasher.spec, counted
+    )
 
 
 @torch.library.custom_op("annattn::newest", mutates_args=())

@@ -44,12 +44,13 @@ def restore(spec: str, parameters: tuple[Tensor, ...]) -> Hasher:
     >>> restore(hasher.spec, hasher.parameters) == hasher
     True
     """
-    return Hasher(*_read(spec), parameters)
+    family, tables, hashes, seed, heads = _read(spec)
+    return Hasher(family, tables, hashes, seed, parameters, heads)
 
 
 @lru_cache(maxsize=1024)
-def _read(spec: str) -> tuple[HashFamily, int, int, int]:
+def _read(spec: str) -> tuple[HashFamily, int, int, int, int]:
     read = json.loads(spec)
     makers = {make.__name__: make for make in FAMILIES.values()}
     family = makers[read["family"]["name"]](**read["family"]["options"])
-    return family, read["tables"], read["hashes"], read["seed"]
+    return family, read["tables"], read["hashes"], read["seed"], read["heads"]

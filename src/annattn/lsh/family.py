@@ -147,8 +147,10 @@ class HashFamily(ABC):
         """
         return self.sensitivity(radius, approximation).quality
 
-    def sample(self, *, tables: int, hashes: int, seed: int = 0) -> Hasher:
+    def sample(self, *, tables: int, hashes: int, seed: int = 0, heads: int = 1) -> Hasher:
         """Draw g_1 … g_ℓ, each the concatenation of z functions of the family; the seed decides everything.
+
+        `heads` greater than 1 draws that many times: key head h of an attention call is hashed by draw h.
 
         >>> import annattn as aa
         >>> hasher = aa.lsh.Hyperplane(4).sample(tables=2, hashes=3, seed=0)
@@ -156,14 +158,15 @@ class HashFamily(ABC):
         torch.Size([5, 2])
         """
         tables, hashes = require_count("tables", tables), require_count("hashes", hashes)
-        require_count("tables times hashes", tables * hashes, most=_MOST)
+        heads = require_count("heads", heads)
+        require_count("tables times hashes", heads * tables * hashes, most=_MOST)
         seed = require_count("seed", seed, least=0)
         # RandomState, unlike Generator, promises the same stream in every NumPy release.
         bits = np.random.MT19937(np.random.SeedSequence(seed))
         random = np.random.RandomState(bits)
-        drawn = self.draw(random, tables * hashes)
+        drawn = self.draw(random, heads * tables * hashes)
         parameters = tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in drawn)
-        return Hasher(self, tables, hashes, seed, parameters)
+        return Hasher(self, tables, hashes, seed, parameters, heads)
 
 
 def unit_angle(distance: float) -> float:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from annattn.checks import require_count
 from annattn.errors import InputError, WideCodeError
 from annattn.lsh.codes import CODE_BITS, NO_BUCKET
 
@@ -26,8 +27,11 @@ _BLOCK = 16_384  # rows hashed at a time, so that the float64 projections stay i
 class Hasher:
     """g_1 … g_ℓ: maps rows to one bucket code per table; equal codes in table u mean the same bucket.
 
-    Frozen, picklable, and a function of (family, tables, hashes, seed) alone. A row that holds NaN or infinity has
-    no bucket and gets the code `NO_BUCKET` (-1) in every table.
+    Frozen, picklable, and a function of (family, tables, hashes, heads, seed) alone. A row that holds NaN or infinity
+    has no bucket and gets the code `NO_BUCKET` (-1) in every table.
+
+    With `heads` greater than 1 there is one draw per head: rows (..., heads, n, dim) are hashed by the functions of
+    their head. Where rows have a multiple of these heads, as grouped queries do, equally many in a row share a draw.
 
     The hash values are those of float64 arithmetic on the given numbers, whatever their dtype: half precision
     hashes as float32 does on the rounded values, and neither the batch a row comes in nor the number of threads
@@ -40,6 +44,10 @@ class Hasher:
     True
     >>> hasher.buckets
     256
+    >>> per_head = aa.lsh.Hyperplane(4).sample(tables=8, hashes=8, seed=0, heads=2)
+    >>> y = torch.randn(1, 2, 5, 4)
+    >>> torch.equal(per_head(y)[:, 1], per_head.head(1)(y[:, 1]))
+    True
     """
 
     family: HashFamily
@@ -47,6 +55,7 @@ class Hasher:
     hashes: int
     seed: int
     parameters: tuple[Tensor, ...] = field(repr=False, compare=False)
+    heads: int = 1
     spec: str = field(init=False, repr=False, compare=False)
     buckets: int | None = field(init=False, repr=False, compare=False)
     """Codes are below this number; None when the hash values do not fit a code of 63 bits."""
@@ -54,16 +63,16 @@ class Hasher:
     """The same, or 0 if there are far too many for a table that has a place for each."""
 
     def __post_init__(self) -> None:
-        functions = self.tables * self.hashes
+        functions = self.heads * self.tables * self.hashes
         if any(len(drawn) != functions for drawn in self.parameters):
             raise InputError(
                 "hasher",
                 given=f"parameters of {[len(drawn) for drawn in self.parameters]} hash functions",
-                expected=f"{functions}, for {self.tables} tables of {self.hashes}",
+                expected=f"{functions}, for {self.heads} heads of {self.tables} tables of {self.hashes}",
                 hint="draw it with family.sample(tables=..., hashes=..., seed=...)",
             )
         # All but the parameters as one string, ready before any tracing starts; `restore` reads it.
-        described = self.family, self.tables, self.hashes, self.seed
+        described = self.family, self.tables, self.hashes, self.seed, self.heads
         try:
             spec = _spec(*described)
         except TypeError:  # a user's family that cannot be hashed
@@ -94,12 +103,39 @@ class Hasher:
         """
         return replace(self, parameters=tuple(parameter.to(device) for parameter in self.parameters))
 
+    def head(self, number: int) -> Hasher:
+        """The functions of one head, as a hasher of one draw.
+
+        >>> import annattn as aa
+        >>> aa.lsh.Hyperplane(4).sample(tables=2, hashes=3, heads=5).head(4).heads
+        1
+        """
+        if self.heads == 1 and number == 0:
+            return self
+        number = require_count("head", number, least=0, most=self.heads - 1)
+        functions = self.tables * self.hashes
+        mine = slice(number * functions, (number + 1) * functions)
+        return replace(self, parameters=tuple(parameter[mine] for parameter in self.parameters), heads=1)
+
+    def check_rows(self, x: Tensor) -> None:
+        """Raise InputError unless these are rows it can hash."""
+        self.family.check_rows(x)
+        if self.heads > 1 and (x.ndim < 3 or x.shape[-3] % self.heads):
+            raise InputError(
+                "rows to hash",
+                given=f"shape {tuple(x.shape)}",
+                expected=f"(..., {self.heads} heads or a multiple, n, {self.dim})",
+                hint="this hasher has one draw per head; hasher.head(h) is the draw of head h",
+            )
+
     def __call__(self, x: Shaped[Tensor, "... n dim"]) -> Int[Tensor, "... n tables"]:
         """Codes that mean the same in every call and every process.
 
         Raises WideCodeError when the z values of some row do not fit 63 bits; `joint_codes` has no such limit.
         """
-        self.family.check_rows(x)
+        self.check_rows(x)
+        if self.heads > 1:
+            return torch.cat([self.head(h)(part) for h, part in enumerate(self._by_head(x))], dim=-3)
         codes, wide = self._packed(x)
         if wide:
             raise WideCodeError(
@@ -120,7 +156,12 @@ class Hasher:
         True
         """
         for x in inputs:
-            self.family.check_rows(x)
+            self.check_rows(x)
+        if self.heads > 1:
+            # Rows of different heads are not comparable, so each head may number its tuples on its own.
+            of_head = zip(*(self._by_head(x) for x in inputs), strict=True)
+            codes = [self.head(h).joint_codes(*parts) for h, parts in enumerate(of_head)]
+            return tuple(torch.cat(parts, dim=-3) for parts in zip(*codes, strict=True))
         packed = []
         for x in inputs:
             codes, wide = self._packed(x)
@@ -136,7 +177,9 @@ class Hasher:
         >>> aa.lsh.Hyperplane(4).sample(tables=2, hashes=3).digits(torch.zeros(1, 4)).tolist()
         [[[1, 1, 1], [1, 1, 1]]]
         """
-        self.family.check_rows(x)
+        self.check_rows(x)
+        if self.heads > 1:
+            return torch.cat([self.head(h).digits(part) for h, part in enumerate(self._by_head(x))], dim=-4)
         flat = self._evaluate(x.reshape(-1, self.dim))
         return flat.reshape(*x.shape[:-1], self.tables, self.hashes * self.family.digits_per_hash)
 
@@ -166,6 +209,10 @@ class Hasher:
                 expected = f"0 to {values - 1}, as its `values` promises"
                 raise InputError(f"hash value of {self.family}", given=digits[wrong][0].item(), expected=expected)
         return digits
+
+    def _by_head(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Rows (..., heads · share, n, dim) in parts that share a draw."""
+        return x.chunk(self.heads, dim=-3) if x.shape[-3] else (x,) * self.heads
 
     def _packed(self, x: Tensor) -> tuple[Tensor, bool]:
         """Packed codes, and whether some tuple did not fit (the codes then mean nothing)."""
@@ -204,9 +251,9 @@ class Hasher:
 
 
 @lru_cache(maxsize=1024)
-def _spec(family: HashFamily, tables: int, hashes: int, seed: int) -> str:
+def _spec(family: HashFamily, tables: int, hashes: int, seed: int, heads: int) -> str:
     described = {"name": type(family).__name__, "options": vars(family)}
-    return json.dumps({"family": described, "tables": tables, "hashes": hashes, "seed": seed})
+    return json.dumps({"family": described, "tables": tables, "hashes": hashes, "seed": seed, "heads": heads})
 
 
 def compact_rows(rows: Int[Tensor, "n width"]) -> Int[Tensor, " n"]:

@@ -12,6 +12,7 @@ from annattn.attention import (
     SampledCollisionConfig,
     SampledLatestConfig,
     SoftmaxConfig,
+    WindowConfig,
 )
 from annattn.nn.checkpoint import load_model, save_model
 from annattn.nn.exact import ExactConfig, ExactLayerConfig, ExactTransformer
@@ -34,6 +35,7 @@ __all__ = [
     "SoftmaxConfig",
     "Transformer",
     "TransformerConfig",
+    "WindowConfig",
     "load_model",
     "save_model",
 ]

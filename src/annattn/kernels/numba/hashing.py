@@ -42,18 +42,20 @@ _HUGE = 1e100  # `lsh.rows.rescale_huge` scales rows with larger entries down
 
 def hash_rows(hasher: Hasher, *inputs: Tensor) -> list[Tensor]:
     """Codes of rows (batch, heads, n, dim), for each of the inputs: see `Backend.hash_rows`."""
-    found, parts = [], []
+    filled, parts, draws = [], [], hasher.heads
     for x in inputs:
         if not x.dtype.is_floating_point:
             hasher.family.check_rows(x)
         batch, heads, n, dim = x.shape
-        # Tables lie apart in memory, as the sums want them.
-        codes = memory.empty(batch, heads, hasher.tables, n)
-        found.append(codes.transpose(2, 3))
+        # Tables lie apart in memory, as the sums want them, and heads of one draw side by side.
+        codes = memory.empty(draws, batch, heads // draws, hasher.tables, n)
+        filled.append(codes)
         if codes.numel():
-            rows = (x.float() if x.dtype.itemsize < 4 else x).detach().reshape(-1, dim)
-            parts.append((rows, codes.numpy().reshape(-1, hasher.tables, n)))
-    family, functions, structured = hasher.family, hasher.tables * hasher.hashes, False
+            rows = (x.float() if x.dtype.itemsize < 4 else x).detach()
+            by_draw = rows.reshape(batch, draws, heads // draws, n, dim).transpose(0, 1).flatten(1, 3)
+            into = codes.numpy().reshape(draws, -1, hasher.tables, n)
+            parts.extend(zip(by_draw, into, range(draws), strict=True))
+    family, functions, structured = hasher.family, draws * hasher.tables * hasher.hashes, False
     expected = (functions, family.dim)
     if isinstance(family, CrossPolytope):
         structured = family.rotation == "structured"
@@ -62,15 +64,17 @@ def hash_rows(hasher: Hasher, *inputs: Tensor) -> list[Tensor]:
         given = f"parameters of shapes {[tuple(drawn.shape) for drawn in hasher.parameters]}"
         raise InputError("hasher", given=given, expected=f"{expected}, as {family} draws them")
     (_hash_by_rotations if structured else _hash_by_products)(hasher, parts)
-    return found
+    for at, codes in enumerate(filled):
+        filled[at] = codes.transpose(0, 1).flatten(1, 2).transpose(2, 3)
+    return filled
 
 
-def _hash_by_products(hasher: Hasher, parts: list[tuple[Tensor, np.ndarray]]) -> None:
+def _hash_by_products(hasher: Hasher, parts: list[tuple[Tensor, np.ndarray, int]]) -> None:
     """By projections: torch's matrix product of a block of rows, then a loop that packs what it gave."""
     vectors = hasher.parameters[0]  # normals (functions, dim), or matrices (functions, axes, dim)
     pack, axes = (_pack_signs, 1) if vectors.ndim == 2 else (_pack_axes, vectors.shape[1])
     vectors = vectors.reshape(-1, hasher.family.dim)
-    exact_vectors, functions = vectors.numpy(), len(vectors)
+    exact_vectors, functions = vectors.numpy(), len(vectors) // hasher.heads
     unit = (hasher.family.dim + 1) * _UNIT
     spread = _SLACK * unit / (1 - unit) * float(vectors.double().square().sum(1).max().sqrt())
     # What the user allows of lower precision in other products must not decide a hash.
@@ -78,12 +82,13 @@ def _hash_by_products(hasher: Hasher, parts: list[tuple[Tensor, np.ndarray]]) ->
     vectors = vectors.to(dtype)
     size = max(_LANES, _BLOCK // functions // _LANES * _LANES)
     blocks, kinds = [], []
-    for rows, codes in parts:
-        blocks.extend(zip(repeat(rows), repeat(codes), range(0, len(rows), size), strict=False))
+    for rows, codes, draw in parts:
+        mine = slice(draw * functions, (draw + 1) * functions)
+        blocks.extend(zip(repeat(rows), repeat(codes), repeat(mine), range(0, len(rows), size), strict=False))
         kinds.append(rows.dtype)
 
     def block(number: int) -> None:
-        rows, codes, first = blocks[number]
+        rows, codes, mine, first = blocks[number]
         part = rows[first : first + size].to(dtype)
         # The same room each time: fresh memory would cost as much as the product.
         if getattr(_kept, "room", None) is None or len(_kept.room) < functions * len(part) or _kept.room.dtype != dtype:
@@ -91,26 +96,27 @@ def _hash_by_products(hasher: Hasher, parts: list[tuple[Tensor, np.ndarray]]) ->
                 _kept.room = torch.empty(max(_BLOCK, functions * len(part)), dtype=dtype)
         product = _kept.room[: functions * len(part)].view(functions, len(part))
         # Autocast knows mm, and leaves mm with an `out` alone.
-        torch.mm(vectors, part.T, out=product)
-        pack(product.numpy(), first, rows.numpy(), exact_vectors, axes, spread, hasher.hashes, codes)
+        torch.mm(vectors[mine], part.T, out=product)
+        pack(product.numpy(), first, rows.numpy(), exact_vectors[mine], axes, spread, hasher.hashes, codes)
 
-    run_pieces(block, len(blocks), "products", pack, dtype, *kinds, calls_torch=True)
+    run_pieces(block, len(blocks), "products", pack, dtype, *set(kinds), calls_torch=True)
 
 
 _kept = threading.local()
 
 
-def _hash_by_rotations(hasher: Hasher, parts: list[tuple[Tensor, np.ndarray]]) -> None:
+def _hash_by_rotations(hasher: Hasher, parts: list[tuple[Tensor, np.ndarray, int]]) -> None:
     """By three rounds of signs and a Hadamard transform."""
     signs = hasher.parameters[0].float().numpy()  # (functions, 3, axes)
-    size = _LANES * max(1, _PIECE // (signs.size * _LANES))
-    pieces = [(rows.numpy(), codes, first) for rows, codes in parts for first in range(0, len(rows), size)]
+    signs = signs.reshape(hasher.heads, -1, *signs.shape[1:])
+    size = _LANES * max(1, _PIECE // (signs[0].size * _LANES))
+    pieces = [(rows.numpy(), codes, draw, first) for rows, codes, draw in parts for first in range(0, len(rows), size)]
 
     def piece(number: int) -> None:
-        rows, codes, first = pieces[number]
-        _rotate_rows(first, min(first + size, len(rows)), rows, signs, hasher.hashes, codes)
+        rows, codes, draw, first = pieces[number]
+        _rotate_rows(first, min(first + size, len(rows)), rows, signs[draw], hasher.hashes, codes)
 
-    run_pieces(piece, len(pieces), "rotations", *(rows.dtype for rows, _ in parts))
+    run_pieces(piece, len(pieces), "rotations", *{rows.dtype for rows, *_ in parts})
 
 
 @kernel(fastmath={"reassoc", "contract"})
