@@ -25,7 +25,7 @@ help:
 $(READY): pyproject.toml constraints.txt
 	@echo "installing into $(VENV): some minutes, 2 GB"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[cli,dev,docs,ray,report]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[cli,dev,docs,hf,ray,report]"
 	touch $@
 
 demo: $(READY)

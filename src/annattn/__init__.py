@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 _FOLDERS = (
-    "attention", "cache", "compiler", "errors", "experiments", "kernels", "lsh", "measure", "mpc", "nn",
+    "attention", "cache", "compiler", "errors", "experiments", "integrations", "kernels", "lsh", "measure", "mpc", "nn",
     "outofcore", "report", "tasks", "theorems",
 )  # fmt: skip
 

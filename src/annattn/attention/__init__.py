@@ -31,7 +31,7 @@ from annattn.attention.latest import (
 )
 from annattn.attention.latest_match import LatestMatchConfig, latest_match_attention
 from annattn.attention.low_rank import LowRankConfig, low_rank_attention
-from annattn.attention.mechanism import AttentionConfig, Mechanism
+from annattn.attention.mechanism import AttentionConfig, HashedConfig, Mechanism
 from annattn.attention.plan import Plan, plan
 from annattn.attention.reformer import ReformerConfig, reformer_attention
 from annattn.attention.softmax import SoftmaxConfig, softmax_attention
@@ -48,6 +48,7 @@ __all__ = [
     "ExactMatchConfig",
     "ExpectedCollisionConfig",
     "ExpectedLatestConfig",
+    "HashedConfig",
     "LatestMatchConfig",
     "LowRankConfig",
     "Mechanism",

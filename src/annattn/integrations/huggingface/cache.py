@@ -1,0 +1,170 @@
+"""A decode cache for `transformers`: hash tables where a layer attends by hashing, keys and values elsewhere."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+
+from annattn.attention import AnnaConfig, AttentionConfig, BucketState, HashedConfig, LatestMatchConfig
+from annattn.errors import InputError
+from annattn.integrations.huggingface.attention import IMPLEMENTATIONS
+from annattn.integrations.huggingface.bound import BoundLayer
+from annattn.integrations.huggingface.record import LayerAttention, layer_attentions
+
+__all__ = ["AnnaCache", "AnnaLayer"]
+
+_HISTORY = 64
+
+
+class AnnaLayer(CacheLayerMixin):
+    """One layer's hash tables: memory and time per token do not grow with the context.
+
+    `update` hands on the new tokens alone, with this layer as an attribute of the keys, where the attention function
+    finds it: only there the mask of the new tokens is known.
+    """
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, attention: HashedConfig, layer: int, history: int = _HISTORY) -> None:
+        super().__init__()
+        self.attention, self.layer, self.history = attention, layer, history
+        self.state: BucketState | None = None
+        self.length, self.waiting = 0, 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Make empty tables for this batch."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        batch, heads, _, dim = key_states.shape
+        hasher = self.attention.hasher(dim, self.layer, None)
+        keep = "newest" if isinstance(self.attention, LatestMatchConfig) else "sum"
+        self.state = BucketState(
+            hasher, value_dim=value_states.shape[-1], batch=batch, heads=heads, keep=keep, history=self.history
+        )
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """Hand on the new tokens; the attention function brings them back with their mask."""
+        if self.waiting:
+            raise InputError(
+                f"attention of layer {self.layer}",
+                given="an AnnaCache whose tokens nobody attended to",
+                expected='a model with attn_implementation="anna", converted like the cache',
+            )
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.waiting = key_states.shape[2]
+        self.length += self.waiting
+        key_states = key_states.view_as(key_states)  # a tensor of its own, to carry the attribute
+        key_states.annattn_layer = self  # pyright: ignore[reportAttributeAccessIssue]
+        return key_states, value_states
+
+    def attend(
+        self, bound: BoundLayer, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, where: str
+    ) -> Tensor:
+        """Store the new tokens and let each attend to all before it, and to itself."""
+        if bound.attention != self.attention or bound.heads is not None:
+            raise InputError(
+                f"cache of {where}",
+                given=f"one made for {self.attention}",
+                expected=f"one made for {bound.attention}",
+                hint="AnnaCache(model.config) after convert(model, ...)",
+            )
+        assert self.state is not None
+        new = None if key_mask is None else key_mask[:, key_mask.shape[1] - key.shape[2] :]
+        out = self.state.scan(query, key, value, new).mean().to(value.dtype)
+        self.waiting = 0
+        return out
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Masks cover all tokens, from the first."""
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """How many tokens were seen."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """There is no limit."""
+        return -1
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.state, self.is_initialized, self.length, self.waiting = None, False, 0, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Undo so many of the last tokens, given as a negative number; at most `history`."""
+        if tokens_to_remove > 0:
+            raise InputError("tokens_to_remove", given=tokens_to_remove, expected="a negative number of tokens")
+        if tokens_to_remove and self.state is not None:
+            self.state.crop([-tokens_to_remove] * self.state.batch)
+            self.length += tokens_to_remove
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row b becomes a copy of what row beam_idx[b] was."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every row `repeats` times."""
+        if self.state is not None:
+            self._take([row for row in range(self.state.batch) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Only these rows."""
+        if self.state is not None:
+            self._take(torch.arange(self.state.batch)[indices.cpu()].tolist())
+
+    def _take(self, rows: list[int]) -> None:
+        assert self.state is not None
+        self.state = self.state.twin(rows)
+
+    def offload(self) -> None:
+        """Not needed: the tables do not grow."""
+
+    def prefetch(self) -> None:
+        """Not needed either."""
+
+
+class AnnaCache(Cache):
+    """The decode cache of a model converted to ANNA, for `past_key_values`.
+
+    Layers that attend by ANNA or latest match in all heads hold hash tables, whose size does not grow with the
+    context; the others hold keys and values, as `transformers`' own cache does. At most the last `history` tokens can
+    be cropped, which prompt-lookup and assisted generation need.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from annattn.attention import AnnaConfig
+    >>> from annattn.integrations.huggingface import convert
+    >>> sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 8}
+    >>> model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)).eval()
+    >>> model = convert(model, AnnaConfig(tables=4, hashes=4), layers=[1])
+    >>> cache = AnnaCache(model.config)
+    >>> out = model(torch.tensor([[1, 2, 3]]), past_key_values=cache)
+    >>> cache
+    AnnaCache(layers=[DynamicLayer, AnnaLayer])
+    """
+
+    def __init__(self, config: Any, *, history: int = _HISTORY) -> None:
+        text = config.get_text_config(decoder=True)
+        recorded = layer_attentions(text)
+        if recorded is None and text._attn_implementation not in IMPLEMENTATIONS:
+            raise InputError(
+                "config",
+                given=f"a model with attn_implementation={text._attn_implementation!r}",
+                expected='a converted one, or attn_implementation="anna"',
+                hint="convert(model, AnnaConfig(...)), then AnnaCache(model.config)",
+            )
+        chosen: dict[int, LayerAttention] = recorded or {}
+        if recorded is None:
+            default = LayerAttention(IMPLEMENTATIONS[text._attn_implementation])
+            chosen = dict.fromkeys(range(text.num_hidden_layers), default)
+        super().__init__(layers=[_layer(chosen.get(layer), layer, history) for layer in range(text.num_hidden_layers)])
+
+
+def _layer(chosen: LayerAttention | None, layer: int, history: int) -> CacheLayerMixin:
+    attention: AttentionConfig | None = None if chosen is None or chosen.heads is not None else chosen.attention
+    if isinstance(attention, AnnaConfig | LatestMatchConfig):
+        return AnnaLayer(attention, layer, history)
+    return DynamicLayer()
