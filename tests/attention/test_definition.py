@@ -95,6 +95,59 @@ def test_leading_axes_are_part_of_the_indices():
     assert report.near.tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 2, 0, 0]]
 
 
+def ball(n, dim, norm, generator, *, sphere):
+    rows = torch.randn(n, dim, generator=generator, dtype=torch.float64)
+    rows = norm * rows / rows.norm(dim=1, keepdim=True)
+    return rows if sphere else rows * torch.rand(n, 1, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("sphere", [True, False])
+@pytest.mark.parametrize("norm", [1.0, 3.0])
+@given(seed=st.integers(0, 10_000), beta=st.floats(0, 3), share=st.floats(0.05, 0.95), n=st.integers(1, 12))
+def test_softmax_of_bounded_vectors_satisfies_the_definition(norm, sphere, seed, beta, share, n):
+    generator = torch.Generator().manual_seed(seed)
+    query, key = (ball(n, 2, norm, generator, sphere=sphere) for _ in range(2))
+    key[: n // 2] = query[: n // 2]
+    key[0] = -query[0]
+    beta /= norm**2
+    found = aa.attention.softmax_parameters(beta, radius=share * 2 * norm, norm=norm, equal_norms=sphere)
+    weights = torch.softmax(beta * query @ key.T, dim=1)
+    assert aa.check_anna(weights, query, key, **vars(found)).holds
+
+
+@pytest.mark.parametrize(
+    ("norm", "radius", "sphere"),
+    [(1.0, 0.7, True), (2.0, 3.5, True), (1.0, 0.5, False), (2.0, 1.9, False), (1.0, 1.6, False)],
+)
+def test_softmax_needs_the_tables_that_are_computed(norm, radius, sphere):
+    # One key as near as the others are ahead of it: the worst case of the docstring.
+    if sphere:
+        angle = 2 * torch.asin(torch.tensor(radius / (2 * norm), dtype=torch.float64))
+        query = torch.tensor([[norm, 0.0]], dtype=torch.float64)
+        near = norm * torch.stack([angle.cos(), angle.sin()])[None]
+        ahead = query
+    else:
+        length = min((norm + radius) / 2, norm)
+        query = torch.tensor([[length, 0.0]], dtype=torch.float64)
+        near, ahead = torch.tensor([[length - radius, 0.0], [norm, 0.0]], dtype=torch.float64).split(1)
+    key = torch.cat([near, ahead])
+    for beta in (0.5 / norm**2, 2 / norm**2, 4 / norm**2):
+        found = aa.attention.softmax_parameters(beta, radius=radius * (1 + 1e-9), norm=norm, equal_norms=sphere)
+        weights = torch.softmax(beta * query @ key.T, dim=1)
+        assert aa.check_anna(weights, query, key, **vars(found)).holds
+        if found.tables > 1:
+            fewer = vars(found) | {"tables": found.tables - 1}
+            assert not aa.check_anna(weights, query, key, **fewer).holds
+
+
+def test_parameters_of_softmax_that_make_no_sense_are_refused():
+    for beta, radius, norm in ((-1.0, 1.0, 1.0), (1.0, 2.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 0.0)):
+        with pytest.raises(InputError, match="beta, norm, radius"):
+            aa.attention.softmax_parameters(beta, radius=radius, norm=norm)
+    with pytest.raises(InputError, match="scores less than 40 apart"):
+        aa.attention.softmax_parameters(1e6, radius=1.0)
+
+
 def test_bad_arguments_are_refused():
     x = torch.zeros(3, 2)
     with pytest.raises(InputError, match="weights: got"):

@@ -95,14 +95,25 @@ def test_perfect_hashing_needs_one_table_of_one_hash():
     assert found.linear_memory == 2 * 1000 * 5
 
 
-def test_tables_grow_like_the_theorem_says():
-    # The exponent of N between two sizes, with the factor log N taken out: 2ρ/(1−ρ), which is below the theorem's 3ρ
-    # while ρ < 1/3, as z is taken no larger than the union bound asks.
+def exponent_of_tables(failure):
+    """The exponent of N between two sizes, with the factor log(N²/η)^(1/(1−ρ)) taken out."""
     family, radius, approximation = Hyperplane(16), 0.1, 10.0
-    small, large = (aa.plan(n, family, radius, approximation) for n in (2**10, 2**20))
-    grown = math.log2(large.tables / small.tables * (10 / 20)) / 10
-    assert grown == pytest.approx(2 * small.quality / (1 - small.quality), abs=0.01)
-    assert grown < 3 * small.quality
+    quality = family.quality(radius, approximation)
+    sizes = (2**20, 2**80)
+    small, large = (aa.plan(n, family, radius, approximation, failure(n, quality)) for n in sizes)
+    logs = [math.log(n**2 / failure(n, quality)) ** (1 / (1 - quality)) for n in sizes]
+    return quality, math.log2(large.tables / small.tables * logs[0] / logs[1]) / 60
+
+
+def test_for_a_constant_failure_tables_grow_slower_than_the_theorem_says():
+    quality, grown = exponent_of_tables(lambda n, quality: 0.1)
+    assert grown == pytest.approx(2 * quality / (1 - quality), abs=0.005)
+    assert grown < 3 * quality - 0.02
+
+
+def test_for_the_theorems_failure_tables_grow_like_the_theorem_says():
+    quality, grown = exponent_of_tables(lambda n, quality: n ** -(1 - 3 * quality))
+    assert grown == pytest.approx(3 * quality, abs=0.005)
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,57 @@ def test_a_cluster_that_cannot_be_reached_is_named(monkeypatch):
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(AnnattnError, match=r"cannot use the cluster at 192\.0\.2\.1:6379"):
+    with pytest.raises(
+        AnnattnError, match=r"cannot use the cluster at 192\.0\.2\.1:6379: ConnectionError: nobody there"
+    ):
         run(Sort(20, 20), range(20), engine="ray", address="192.0.2.1:6379")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            ray.exceptions.AuthenticationError("the token is missing\nset RAY_AUTH_TOKEN"),
+            "AuthenticationError: the token",
+        ),
+        (RuntimeError("Version mismatch: the cluster has Ray 1\nthis process 2"), "RuntimeError: Version mismatch"),
+        (ValueError("no such address"), "ValueError: no such address"),
+    ],
+)
+def test_what_ray_says_when_it_refuses_is_passed_on_in_one_line(monkeypatch, error, said):
+    def refuse(**_):
+        raise error
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(
+        AnnattnError, match=f"engine 'ray' cannot start Ray, or use the cluster it found: {said}"
+    ) as caught:
+        run(Sort(20, 20), range(20), engine="ray")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ray.exceptions.NodeDiedError("the node of the task died\nits logs are there"),
+        ray.exceptions.LocalRayletDiedError(),
+        ray.exceptions.AuthenticationError("the token expired"),
+        ray.exceptions.OutOfMemoryError("a worker was killed: memory is low\nrefer to the docs"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_cluster_that_fails_during_the_run_says_why_in_one_line(monkeypatch, error):
+    def lost(_):
+        raise error
+
+    monkeypatch.setattr(ray, "get", lost)
+    with pytest.raises(
+        AnnattnError, match=f"engine 'ray' stopped: {type(error).__name__}: .*; engine 'local'"
+    ) as caught:
+        run(Sort(20, 20), range(20), engine="ray")
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is error
 
 
 def test_a_step_may_scribble_on_its_mail_in_a_single_shard():

@@ -21,7 +21,7 @@ from annattn.attention.collision import (
     sampled_collision_attention,
 )
 from annattn.attention.collision_softmax import CollisionSoftmaxConfig, collision_softmax_attention
-from annattn.attention.definition import AnnaReport, check_anna
+from annattn.attention.definition import AnnaParameters, AnnaReport, check_anna, softmax_parameters
 from annattn.attention.exact_match import ExactMatchConfig, exact_match_attention
 from annattn.attention.latest import (
     ExpectedLatestConfig,
@@ -41,6 +41,7 @@ from annattn.attention.window import WindowConfig, window_attention
 __all__ = [
     "MECHANISMS",
     "AnnaConfig",
+    "AnnaParameters",
     "AnnaReport",
     "AttentionConfig",
     "BucketState",
@@ -72,6 +73,7 @@ __all__ = [
     "sampled_collision_attention",
     "sampled_latest_attention",
     "softmax_attention",
+    "softmax_parameters",
     "window_attention",
 ]
 

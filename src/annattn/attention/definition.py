@@ -1,5 +1,6 @@
 """Definition "ANN Attention" as a test: do these weights satisfy it?"""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from annattn.errors import InputError
 
-__all__ = ["AnnaReport", "check_anna"]
+__all__ = ["AnnaParameters", "AnnaReport", "check_anna", "softmax_parameters"]
 
 # Weights that are quotients of float32 sums may miss a bound by a few roundings.
 _ROUNDING = 1e-5
@@ -39,6 +40,41 @@ class AnnaReport:
         parts = {"far": self.far, "near": self.near, "negative": self.negative, "unnormalised": self.unnormalised}
         found = [f"{len(rows)} {name}, first {tuple(rows[0].tolist())}" for name, rows in parts.items() if len(rows)]
         return "the Definition holds" if not found else "the Definition is broken: " + "; ".join(found)
+
+
+@dataclass(frozen=True)
+class AnnaParameters:
+    """The parameters r, c and ℓ of Definition "ANN Attention"."""
+
+    radius: float
+    approximation: float
+    tables: int
+
+
+def softmax_parameters(beta: float, *, radius: float, norm: float = 1.0, equal_norms: bool = True) -> AnnaParameters:
+    """The c and ℓ with which softmax(β·q·k) satisfies the Definition, for r and vectors no longer than `norm`.
+
+    Softmax gives every key some weight, so every key must lie within c·r: c = 2·norm/r. Then 𝒩(q, c·r) is all N keys,
+    and 1/((N − 1)·ℓ + 1) is what a near key needs. It has 1/(1 + Σ_j' e^(s_j' − s_j)), so ℓ = ⌈e^D⌉ is enough if no
+    score exceeds that of a near key by more than D, and two keys show that no smaller ℓ is. If all vectors have length
+    `norm`, as in the paper's experiments, D = β·r²/2. If they are only bounded, D = β·(norm + r)²/4 for r ≤ norm and
+    β·norm·r beyond.
+
+    >>> softmax_parameters(4.0, radius=0.5)
+    AnnaParameters(radius=0.5, approximation=4.0..., tables=2)
+    """
+    if not (beta >= 0 and norm > 0 and 0 < radius < 2 * norm):
+        raise InputError(
+            "beta, norm, radius", given=(beta, norm, radius), expected="β ≥ 0, norm > 0, 0 < radius < 2·norm"
+        )
+    if equal_norms:
+        ahead = beta * radius**2 / 2
+    else:
+        ahead = beta * (norm + radius) ** 2 / 4 if radius <= norm else beta * norm * radius
+    if ahead > 40:
+        raise InputError("beta", given=beta, expected="scores less than 40 apart: ℓ would be e^40", hint="lower radius")
+    # Distances are rounded: a little more than 2·norm keeps opposite vectors within c·r.
+    return AnnaParameters(radius, 2 * norm / radius * (1 + 2.0**-40), math.ceil(math.exp(ahead) * (1 - 2.0**-40)))
 
 
 def check_anna(

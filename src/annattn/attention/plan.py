@@ -71,7 +71,8 @@ def plan(n: int, family: HashFamily, radius: float, approximation: float, failur
     The proof's two bounds, with its constants kept: N²·ℓ·p2^z for "some pair beyond c·r meets in some table" and
     N²·(1 − p1^z)^ℓ for "some r-near pair meets in none". The paper fixes p2^z ≤ 0.1/N³, and then drops a factor log N
     from ℓ when it adds up the tables; here ℓ and z are the smallest for which the sum of both is at most `failure`.
-    That takes about N^(2ρ/(1−ρ))·log N tables, fewer than the theorem's N^(3ρ)·log N while ρ < 1/3.
+    For a constant failure that takes about N^(2ρ/(1−ρ))·(log N)^(1/(1−ρ)) tables; for the theorem's own 1/N^(1−3ρ) it
+    takes N^(3ρ)·(log N)^(1/(1−ρ)), which is the theorem's exponent: like for like only the constant is better.
 
     >>> import annattn as aa
     >>> found = aa.plan(256, aa.lsh.Hyperplane(16), radius=0.1, approximation=10)

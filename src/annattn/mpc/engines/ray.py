@@ -51,8 +51,16 @@ class RayEngine(Engine):
         self.shards, self.address = whole("shards", shards), address
 
     def run(self, protocol: Protocol, words: Words, progress: Progress) -> Result:
-        """Run one round after the other; mail stays in the object store until the output is gathered."""
-        ray, limits, shards = self._connected(), protocol.limits, self.shards
+        """Run one round after the other; what goes wrong in Ray itself is an AnnattnError of one line."""
+        ray = self._connected()
+        try:
+            return self._run(ray, protocol, words, progress)
+        except ray.exceptions.RayError as error:
+            raise AnnattnError(f"engine 'ray' stopped: {_in_one_line(error)}; engine 'local' needs no Ray") from error
+
+    def _run(self, ray: Any, protocol: Protocol, words: Words, progress: Progress) -> Result:
+        """All rounds; mail stays in the object store until the output is gathered."""
+        limits, shards = protocol.limits, self.shards
         task = ray.remote(_shard_step).options(num_returns=shards + 1, max_retries=RETRIES)
         held = ray.put(protocol)
         mail = deliver_input(protocol, words)
@@ -85,9 +93,11 @@ class RayEngine(Engine):
                 ray.init(
                     address=self.address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
                 )
-            except ConnectionError as error:
-                cluster = self.address or "its default address"
-                raise AnnattnError(f"engine 'ray' cannot use the cluster at {cluster}") from error
+            except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+                where = (
+                    f"use the cluster at {self.address}" if self.address else "start Ray, or use the cluster it found"
+                )
+                raise AnnattnError(f"engine 'ray' cannot {where}: {_in_one_line(error)}") from error
         return ray
 
 
@@ -97,6 +107,19 @@ def _import_ray() -> Any:
     except ImportError as error:
         raise AnnattnError("engine 'ray' needs the package ray: pip install 'annattn[ray]'") from error
     return ray
+
+
+def _in_one_line(error: Exception) -> str:
+    r"""The kind of an error and what it says: its first line, or the last of a traceback that came from a worker.
+
+    >>> _in_one_line(ConnectionError("nobody there\nsee the logs"))
+    'ConnectionError: nobody there'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    said = lines[-1] if any(line.startswith("File ") for line in lines) else lines[0]
+    return f"{type(error).__name__}: {said}"
 
 
 def _nobody() -> NDArray[np.int64]:
