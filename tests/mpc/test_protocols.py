@@ -32,8 +32,9 @@ PARAMETERS = {
     "LowRankAttention": st.fixed_dictionaries({"rank": few, "value_dim": few}),
     "ExactMatchAttention": st.fixed_dictionaries({"dim": few, "value_dim": few}),
     "AnnaAttention": st.fixed_dictionaries({"tables": few, "value_dim": few}),
+    "SoftmaxAttention": st.fixed_dictionaries({"dim": few, "value_dim": few}),
 }
-LARGEST = {"Connectivity": 25, "AnnaAttention": 60, "ExactMatchAttention": 60}
+LARGEST = {"Connectivity": 25, "AnnaAttention": 60, "ExactMatchAttention": 60, "SoftmaxAttention": 30}
 
 names = pytest.mark.parametrize("name", PROTOCOLS)
 
@@ -80,7 +81,7 @@ def test_its_machines_look_only_at_their_own_mail(name, data):
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_with_few_partners_it_gives_the_same_answer(name, data):
-    protocol = data.draw(problems(name, largest=6 if name == "Connectivity" else 40))
+    protocol = data.draw(problems(name, largest={"Connectivity": 6, "SoftmaxAttention": 8}.get(name, 40)))
     thrifty = with_partners(protocol, data.draw(st.integers(2, 6)))
     words = protocol.sample(np.random.default_rng(data.draw(st.integers(0, 99))))
     result = run(thrifty, words)

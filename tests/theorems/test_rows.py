@@ -11,13 +11,19 @@ from annattn.compiler import Transformer
 from annattn.compiler.sparse_code import Decoded, SparseCode
 from annattn.compiler.to_protocol import TransformerProtocol
 from annattn.lsh import HashFamily
+from annattn.mpc import Mail
 from annattn.mpc.partners import PartneredProtocol
+from annattn.mpc.parts.stages import Stage
+from annattn.mpc.protocols import SoftmaxAttention
 from annattn.theorems import (
     THEOREMS,
+    depth_lower_bounds,
     linear_memory,
+    low_rank_separation,
     match2,
     mpc_simulates_anna,
     mpc_simulates_ema,
+    mpc_simulates_softmax,
     simulation,
     sum_and_reformer,
 )
@@ -176,6 +182,75 @@ def a_chunk_that_is_not_joined(patch):
     patch.setattr(sum_and_reformer, "random_reformer", fewer)
 
 
+def a_pair_that_is_left_out(patch):
+    """Softmax attention on machines loses one partial sum in the last round."""
+    right = SoftmaxAttention._divide
+    patch.setattr(SoftmaxAttention, "_divide", lambda self, i, mail: right(self, i, mail.take(mail.src != 1)))
+
+
+def two_machines_for_every_pair(patch):
+    right = mpc_simulates_softmax.softmax
+
+    def doubled(n):
+        made = right(n)
+        made.limits = replace(made.limits, machines=2 * made.limits.machines)
+        return made
+
+    patch.setattr(mpc_simulates_softmax, "softmax", doubled)
+
+
+def a_round_too_many_in_the_second_layer(patch):
+    right = depth_lower_bounds.what_follows
+
+    def more(n, *, layers, **rest):
+        made = right(n, layers=layers, **rest)
+        return replace(made, rounds=made.rounds + (layers > 1))
+
+    patch.setattr(depth_lower_bounds, "what_follows", more)
+
+
+def cycles_that_fall_apart(patch):
+    right = depth_lower_bounds.cycles
+    patch.setattr(depth_lower_bounds, "cycles", lambda vertices, number, seed: right(vertices, 2 * number, seed))
+
+
+def a_phase_of_twice_the_rounds(patch):
+    right = depth_lower_bounds.Connectivity
+
+    def slow(*sizes):
+        made = right(*sizes)
+        made.stages = (*made.stages, Stage(made.rounds, lambda i, mail: Mail(mail.dest, mail.dest, mail.words)))
+        return made
+
+    patch.setattr(depth_lower_bounds, "Connectivity", slow)
+
+
+def a_decoder_that_forgets(patch):
+    right = low_rank_separation.Decoder.read
+
+    def read(self, letter):
+        self.known[0] = 0
+        return right(self, letter)
+
+    patch.setattr(low_rank_separation.Decoder, "read", read)
+
+
+def keys_that_are_answered_alike(patch):
+    right = low_rank_separation.answers_after
+    patch.setattr(low_rank_separation, "answers_after", lambda keys, follows: right(keys, (keys, *follows[1:])))
+
+
+def a_layer_for_every_hop(patch):
+    right = low_rank_separation.KHop
+
+    def slow(n, memory, k=1):
+        made = right(n, memory, k)
+        made.stages = (*made.stages, *made.stages[-1:] * (k > 1))
+        return made
+
+    patch.setattr(low_rank_separation, "KHop", slow)
+
+
 COMPILED = [lose_a_message_in_attention, one_head_too_many, twice_the_layers]
 SABOTAGE = {
     "lsh-guarantee": [fewer_tables, fewer_hashes],
@@ -192,7 +267,14 @@ SABOTAGE = {
         half_the_rounds_allowed(mpc_simulates_anna),
         a_machine_for_every_token(mpc_simulates_anna),
     ],
+    "mpc-simulates-softmax": [a_pair_that_is_left_out, two_machines_for_every_pair],
+    "depth-lower-bounds": [
+        a_round_too_many_in_the_second_layer,
+        cycles_that_fall_apart,
+        a_phase_of_twice_the_rounds,
+    ],
     "anna-simulates-low-rank": COMPILED,
+    "low-rank-separation": [a_decoder_that_forgets, keys_that_are_answered_alike, a_layer_for_every_hop],
     "match2": [as_printed, one_wrong_output],
     "induction-heads": COMPILED,
     "k-hop": COMPILED,

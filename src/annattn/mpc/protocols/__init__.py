@@ -11,6 +11,7 @@ from annattn.mpc.protocols.low_rank import LowRankAttention
 from annattn.mpc.protocols.permute import Permute
 from annattn.mpc.protocols.prefix_sum import PrefixSum
 from annattn.mpc.protocols.problem import Problem
+from annattn.mpc.protocols.softmax import SoftmaxAttention
 from annattn.mpc.protocols.sort import Sort
 from annattn.mpc.protocols.sum import Sum
 from annattn.mpc.protocols.three_sum import ThreeSum
@@ -29,6 +30,7 @@ PROTOCOLS: dict[str, type[Problem]] = {
     "LowRankAttention": LowRankAttention,
     "ExactMatchAttention": ExactMatchAttention,
     "AnnaAttention": AnnaAttention,
+    "SoftmaxAttention": SoftmaxAttention,
 }
 """Every protocol by name; the shared tests run over it."""
 
@@ -45,6 +47,7 @@ __all__ = [
     "Permute",
     "PrefixSum",
     "Problem",
+    "SoftmaxAttention",
     "Sort",
     "Sum",
     "ThreeSum",
