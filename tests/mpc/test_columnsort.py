@@ -11,7 +11,8 @@ from annattn.errors import InputError
 from annattn.mpc.delivery import deliver
 from annattn.mpc.model import spread
 from annattn.mpc.order import order_within, stable_order
-from annattn.mpc.parts.columnsort import Columnsort, can_sort, in_order, plan_sort
+from annattn.mpc.parts.columnsort import Columnsort, can_columnsort, plan_columnsort
+from annattn.mpc.parts.stages import in_order
 
 
 def run_plan(plan: Columnsort, keys: np.ndarray) -> np.ndarray:
@@ -26,9 +27,9 @@ def run_plan(plan: Columnsort, keys: np.ndarray) -> np.ndarray:
 @settings(max_examples=200, deadline=None)
 @given(n=st.integers(1, 3000), capacity=st.integers(2, 300))
 def test_a_plan_holds_its_records_and_is_a_valid_columnsort_at_every_level(n, capacity):
-    if not can_sort(n, capacity):
+    if not can_columnsort(n, capacity):
         return
-    plan = plan_sort(n, capacity)
+    plan = plan_columnsort(n, capacity)
     assert plan.rows <= max(capacity, 1)
     assert plan.rows * plan.machines >= n
     size = plan.rows
@@ -42,7 +43,7 @@ def test_a_plan_holds_its_records_and_is_a_valid_columnsort_at_every_level(n, ca
 @settings(max_examples=200, deadline=None)
 @given(n=st.integers(1, 400), capacity=st.integers(1, 60))
 def test_more_memory_never_makes_sorting_impossible(n, capacity):
-    assert can_sort(n, capacity + 1) or not can_sort(n, capacity)
+    assert can_columnsort(n, capacity + 1) or not can_columnsort(n, capacity)
 
 
 @pytest.mark.slow
@@ -59,15 +60,15 @@ def test_inputs_of_zeros_and_ones_are_sorted(columns):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=300), st.integers(0, 50))
 def test_three_levels_sort_any_keys(keys, more):
-    least = next(c for c in range(1, 400) if can_sort(len(keys), c))
-    plan = plan_sort(len(keys), least + more)
+    least = next(c for c in range(1, 400) if can_columnsort(len(keys), c))
+    plan = plan_columnsort(len(keys), least + more)
     column = np.array(keys, np.uint64)
     assert np.array_equal(run_plan(plan, column), np.argsort(column, kind="stable"))
 
 
 def test_a_capacity_too_small_for_three_levels_is_refused():
     with pytest.raises(InputError, match="room to sort 1000000 records"):
-        plan_sort(1_000_000, 2)
+        plan_columnsort(1_000_000, 2)
 
 
 @settings(max_examples=100, deadline=None)

@@ -26,7 +26,7 @@ QUERY = np.uint64(2**63)
 
 
 class CollisionLayer:
-    """Rounds: 1 to deal out the records and 4^d + 2·depth + 1 to match them; a record is (bucket, tag, value, count).
+    """Rounds: 1 to deal out the records and sort + 2·depth + 1 to match them; a record is (bucket, tag, value, count).
 
     Meanwhile a token machine keeps the rows of its tokens, folded into records as wide as those that are moving.
     """

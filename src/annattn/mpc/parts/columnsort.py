@@ -7,7 +7,7 @@ the data, and every machine always holds at most r records, whatever the keys. T
 A group of c machines sorted this way is itself a column of r·c records, so c' groups can be sorted in the same way if
 r·c ≥ 2(c'-1)². The move that ends an inner sort and the outer move that follows it are one move. With d levels that
 makes 4^d rounds for up to about r^(1.5^d) records. For s = N^ε this is a constant, 4^⌈log_1.5(1/ε)⌉ up to rounding: the
-paper's Lemma "MPC Sorting".
+paper's Lemma "MPC Sorting" for large ε. For small ε `samplesort` takes fewer.
 
 The shift is cyclic: the half columns at both ends share one column. By the 0-1 principle, at most (c-1)² ≤ r/2
 consecutive positions are out of order by then. So one of the two halves is constant there, and neither can change.
@@ -23,10 +23,9 @@ import numpy as np
 
 from annattn.errors import InputError
 from annattn.mpc.model import Mail, Numbers
-from annattn.mpc.order import order_within
-from annattn.mpc.parts.stages import index_within
+from annattn.mpc.parts.stages import in_order, index_within
 
-__all__ = ["LEVELS", "Columnsort", "can_sort", "in_order", "plan_sort"]
+__all__ = ["LEVELS", "Columnsort", "can_columnsort", "plan_columnsort"]
 
 LEVELS = 3
 """The most levels of recursion: at most 4^3 = 64 rounds. Memory that would need more is refused."""
@@ -36,7 +35,7 @@ LEVELS = 3
 class Columnsort:
     """How to sort: `rows` records per machine, and the number of columns at each level, innermost first.
 
-    >>> plan = plan_sort(n=1000, capacity=200)
+    >>> plan = plan_columnsort(n=1000, capacity=200)
     >>> plan.rows, plan.columns, plan.machines, plan.rounds
     (200, (5,), 5, 4)
     """
@@ -77,11 +76,6 @@ class Columnsort:
         return position
 
 
-def in_order(mail: Mail, keys: Sequence[int]) -> Mail:
-    """The same mail with each machine's records sorted by the key columns."""
-    return mail.take(order_within(mail.dest, [mail.words[:, key] for key in keys]))
-
-
 def _move(kind: int, position: Numbers, rows: int, columns: int) -> Numbers:
     size, half = rows * columns, rows // 2
     start = position - position % size
@@ -98,7 +92,7 @@ def _move(kind: int, position: Numbers, rows: int, columns: int) -> Numbers:
 
 
 @lru_cache(maxsize=4096)
-def plan_sort(n: int, capacity: int) -> Columnsort:
+def plan_columnsort(n: int, capacity: int) -> Columnsort:
     """The plan to sort n records, at most `capacity` per machine, in the fewest rounds, then on the fewest machines."""
     if capacity >= max(n, 1):
         return Columnsort(max(n, 1), ())
@@ -110,12 +104,12 @@ def plan_sort(n: int, capacity: int) -> Columnsort:
     raise InputError("capacity", given=capacity, expected=f"room to sort {n} records in {LEVELS} levels", hint=hint)
 
 
-def can_sort(n: int, capacity: int) -> bool:
+def can_columnsort(n: int, capacity: int) -> bool:
     """Whether n records can be sorted with at most `capacity` per machine."""
     if capacity < 1:
         return False
     try:
-        plan_sort(n, capacity)
+        plan_columnsort(n, capacity)
     except InputError:
         return False
     return True

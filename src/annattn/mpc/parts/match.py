@@ -7,7 +7,8 @@ record or to all records.
 from collections.abc import Callable, Sequence
 
 from annattn.mpc.model import Mail, Words
-from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
+from annattn.mpc.parts.sorting import can_sort, plan_sort
+from annattn.mpc.parts.stages import in_order
 from annattn.mpc.parts.tree import Scan, Summary
 
 __all__ = ["Answer", "Match", "Prepare"]
@@ -17,16 +18,18 @@ Answer = Callable[[Mail, Words], Mail]
 
 
 class Match:
-    """Sort at most n records by `keys`, scan their summaries, answer: 4^d + 2·depth + 1 rounds.
+    """Sort at most n records by `keys`, scan their summaries, answer: sort + 2·depth + 1 rounds.
 
     A machine holds `rows` records of `width` words and has room for one summary. `prepare` turns the mail of the first
     round into records, at most `rows` per machine. `answer` gets the sorted records and, for each of them, the summary
     of all earlier machines.
     """
 
-    def __init__(self, *, n: int, width: int, keys: Sequence[int], summary: Summary, memory_words: int) -> None:
+    def __init__(
+        self, *, n: int, width: int, keys: Sequence[int], summary: Summary, memory_words: int, seed: int = 0
+    ) -> None:
         self.keys, self.summary = keys, summary
-        self.sort = plan_sort(n, self._capacity(width, summary.length, memory_words))
+        self.sort = plan_sort(n, self._capacity(width, summary.length, memory_words), seed)
         self.scan = Scan(
             leaves=max(1, -(-n // self.sort.rows)),
             width=width,
@@ -57,7 +60,7 @@ class Match:
 
     @property
     def rounds(self) -> int:
-        """4^d to sort, twice the depth of the tree, one to answer."""
+        """Those of the sort, twice the depth of the tree, one to answer."""
         return self.sort.rounds + self.scan.rounds + 1
 
     def step(self, i: int, mail: Mail, prepare: Prepare, answer: Answer) -> Mail:

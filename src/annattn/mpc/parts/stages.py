@@ -1,13 +1,25 @@
 """Protocols that are stages in a row, and small tools for mail."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from annattn.mpc.model import Mail, Numbers, Protocol, Words
+from annattn.mpc.order import order_within
 
-__all__ = ["Stage", "Staged", "Step", "fold", "index_within", "join_mail", "least_memory", "to_self", "unfold"]
+__all__ = [
+    "Stage",
+    "Staged",
+    "Step",
+    "fold",
+    "in_order",
+    "index_within",
+    "join_mail",
+    "least_memory",
+    "to_self",
+    "unfold",
+]
 
 Step = Callable[[int, Mail], Mail]
 
@@ -50,6 +62,11 @@ def index_within(machine: Numbers) -> Numbers:
     first = np.flatnonzero(np.diff(machine, prepend=machine[0] - 1))
     count = np.diff(first, append=len(machine))
     return np.arange(len(machine)) - np.repeat(first, count)
+
+
+def in_order(mail: Mail, keys: Sequence[int]) -> Mail:
+    """The same mail with each machine's records sorted by the key columns."""
+    return mail.take(order_within(mail.dest, [mail.words[:, key] for key in keys]))
 
 
 def to_self(mail: Mail, words: Words) -> Mail:

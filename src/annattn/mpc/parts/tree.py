@@ -143,20 +143,33 @@ class Scan:
         above = tree.first(depth + 1) if depth < top else None
         from_above = held.src >= above if above is not None else np.zeros(len(held), bool)
         own = held.take(~from_above)
-        child_of = own.dest[:: self.folds]
-        summaries = unfold(own.words, self.length)
+        child_of, summaries = own.dest[:: self.folds], unfold(own.words, self.length)
+        if i == depth:
+            child_of, summaries = self._with_missing(depth, own.src[:: self.folds], child_of, summaries)
         parts: list[Mail] = []
         if i == depth < top:
             nodes, total = reduce_groups(child_of, summaries, combine)
             parts.append(self._send(nodes, tree.parent(depth, nodes), total))
         if down:
-            before = unfold(held.take(from_above).words, self.length) if above is not None else None
+            before = None
+            if above is not None:
+                told = held.take(from_above)
+                # A node below which nobody has mail is told something too, and has no one to tell.
+                before = unfold(told.words, self.length)[np.isin(told.dest[:: self.folds], child_of)]
             carried = exclusive_scan(child_of, summaries, combine, before)
             children = (child_of - tree.first(depth)) * tree.arity + index_within(child_of) + tree.first(depth - 1)
             parts.append(self._send(child_of, children, carried))
         elif i < 2 * top - depth:
-            parts.append(Mail(own.dest, own.dest, own.words))
+            parts.append(self._send(child_of, child_of, summaries))
         return parts
+
+    def _with_missing(self, depth: int, child: Numbers, child_of: Numbers, summaries: Words) -> tuple[Numbers, Words]:
+        """The nodes and summaries of all children, with zeros for those that had no mail and so sent nothing."""
+        nodes = np.unique(child_of)
+        which, every = self.tree.children(depth, nodes)
+        filled = np.zeros((len(every), self.length), np.uint64)
+        filled[np.searchsorted(every, child)] = summaries
+        return nodes[which], filled
 
     def _send(self, src: Numbers, dest: Numbers, summaries: Words) -> Mail:
         return Mail(np.repeat(dest, self.folds), np.repeat(src, self.folds), fold(summaries, self.width))

@@ -18,7 +18,7 @@ Hasher = Callable[[NDArray[np.float64]], ArrayLike]
 class AnnaAttention(CollisionAttention):
     """out_i = Σ_j c_ij v_j / Σ_j c_ij, where c_ij counts the tables in which query i and key j share a bucket.
 
-    A query that meets no key gets zeros. It takes 4^d + 2·depth + 3 rounds. The input is `encode(query, key, value)`.
+    A query that meets no key gets zeros. It takes sort + 2·depth + 3 rounds. The input is `encode(query, key, value)`.
     Without a hasher, query and key are integer bucket codes (n, tables) that were computed elsewhere. With `hasher`, a
     function from rows (n, dim) to codes (n, tables) that treats each row by itself, they are real rows and every
     machine hashes its own: the theorem's shared random seeds. The paper needs O(N^(1+ε-ε'+3ρ)) machines for ℓ = N^(3ρ)
@@ -38,6 +38,7 @@ class AnnaAttention(CollisionAttention):
         value_dim: int = 1,
         hasher: Hasher | None = None,
         dim: int | None = None,
+        seed: int = 0,
     ) -> None:
         if (hasher is None) != (dim is None):
             raise InputError("dim", given=dim, expected="the length of a row if there is a hasher, else None")
@@ -48,7 +49,7 @@ class AnnaAttention(CollisionAttention):
         self.hasher, self.side_words = hasher, tables if dim is None else int(dim)
         self.bucket_words, self.value_dim, self.tables = 2, value_dim, tables
         self.row_words = 2 * self.side_words + value_dim
-        self._build(n, memory_words)
+        self._build(n, memory_words, seed)
 
     @classmethod
     def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:

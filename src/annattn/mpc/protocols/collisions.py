@@ -33,7 +33,7 @@ QUERY = np.uint64(2**63)
 class CollisionAttention(Problem):
     """Each of n tokens has a query, a key and a value; a record, of a key or a query, is (bucket, tag, value, count).
 
-    Rounds: 1 to deal out the records, 4^d + 2·depth + 1 to match them, 1 to divide.
+    Rounds: 1 to deal out the records, sort + 2·depth + 1 to match them, 1 to divide.
     """
 
     bound = "O(1/(ε'-ε)), Theorems MPC simulates EMA and MPC simulates ANNA"
@@ -42,7 +42,7 @@ class CollisionAttention(Problem):
     tables: int
     row_words: int
 
-    def _build(self, n: int, memory_words: int) -> None:
+    def _build(self, n: int, memory_words: int, seed: int) -> None:
         self.n = self.input_records = n
         self.input_width = self.row_words
         bucket, values = self.bucket_words, self.value_dim
@@ -54,6 +54,7 @@ class CollisionAttention(Problem):
             keys=range(bucket + 1),
             summary=self.sums,
             memory_words=memory_words,
+            seed=seed,
         )
         self.held = memory_words // _token(bucket, values, self.tables, self.row_words)
         self.limits = Limits(max(self.match.machines, -(-n // self.held)), memory_words)
@@ -72,11 +73,11 @@ class CollisionAttention(Problem):
         """Buckets of queries and of keys, both (rows, tables, bucket words), and which rows have a bucket at all."""
 
     def round_formula(self) -> int:
-        """4^d + 2⌈log_a ⌈2ℓn / rows⌉⌉ + 3, with a = ⌊s / summary⌋ - 1."""
+        """The rounds of the sort, 2⌈log_a ⌈2ℓn / rows⌉⌉ + 3, with a = ⌊s / summary⌋ - 1."""
         leaves = -(-2 * self.tables * self.n // self.match.rows)
         width = _record(self.bucket_words, self.value_dim)
         depth = tree_depth(leaves, self.limits.memory_words // width - 1)
-        return 4 ** len(self.match.sort.columns) + 2 * depth + 3
+        return self.match.sort.rounds + 2 * depth + 3
 
     def scatter(self, words: Words) -> Mail:
         """As many tokens per machine as it can make records for."""

@@ -31,7 +31,7 @@ class Connectivity(Problem):
     tells all others the new label. An edge inside a component is dropped. A component with an edge vanishes with
     probability at least 1/4, so after T = ⌈log_(4/3) vertices⌉ + 12 phases an edge is left with probability at most
     (3/4)^12 < 0.04. That is an error that says to take another seed, never a wrong answer. One more phase finds the
-    smallest vertices. Rounds: (T + 1)(4^d + 2·depth + 1), O(log N).
+    smallest vertices. Rounds: (T + 1)(sort + 2·depth + 1), O(log N).
 
     >>> from annattn.mpc import run
     >>> run(Connectivity(n=2, memory_words=60, vertices=4), [[3, 1], [1, 0]]).output
@@ -49,7 +49,12 @@ class Connectivity(Problem):
         self.vertices, self.seed = vertices, seed
         # An item is an edge or a vertex and has up to two records.
         self.match = Match(
-            n=2 * (n + vertices), width=3, keys=(LABEL, TAG), summary=self.first_records, memory_words=memory_words
+            n=2 * (n + vertices),
+            width=3,
+            keys=(LABEL, TAG),
+            summary=self.first_records,
+            memory_words=memory_words,
+            seed=seed,
         )
         self.held = self.match.rows // 2
         self.limits = Limits(self.match.machines, memory_words)
@@ -65,10 +70,10 @@ class Connectivity(Problem):
         return Match.fits(n=2 * (n + vertices), width=3, length=length, memory_words=memory_words)
 
     def round_formula(self) -> int:
-        """(⌈log_(4/3) vertices⌉ + 13)(4^d + 2⌈log_a leaves⌉ + 1)."""
+        """(⌈log_(4/3) vertices⌉ + 13)(sort + 2⌈log_a leaves⌉ + 1)."""
         leaves = -(-2 * (self.n + self.vertices) // self.match.rows)
         depth = tree_depth(leaves, self.limits.memory_words // 6 - 1)
-        phase = 4 ** len(self.match.sort.columns) + 2 * depth + 1
+        phase = self.match.sort.rounds + 2 * depth + 1
         return (ceil(log(self.vertices, 4 / 3)) + 13) * phase
 
     def scatter(self, words: Words) -> Mail:

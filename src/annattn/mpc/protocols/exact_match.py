@@ -12,7 +12,7 @@ __all__ = ["ExactMatchAttention"]
 
 
 class ExactMatchAttention(CollisionAttention):
-    """Every query gets the mean of the values whose keys equal it, or zeros: 4^d + 2·depth + 3 rounds.
+    """Every query gets the mean of the values whose keys equal it, or zeros: sort + 2·depth + 3 rounds.
 
     -0.0 equals 0.0 and NaN equals nothing. The input is `encode(query, key, value)`, the output float64.
 
@@ -22,11 +22,11 @@ class ExactMatchAttention(CollisionAttention):
     array([15., 30.,  0.])
     """
 
-    def __init__(self, n: int, memory_words: int, dim: int = 1, value_dim: int = 1) -> None:
+    def __init__(self, n: int, memory_words: int, dim: int = 1, value_dim: int = 1, seed: int = 0) -> None:
         n, memory_words = self._require(n, memory_words, dim=dim, value_dim=value_dim)
         dim, value_dim = int(dim), int(value_dim)
         self.bucket_words, self.value_dim, self.tables, self.row_words = dim, value_dim, 1, 2 * dim + value_dim
-        self._build(n, memory_words)
+        self._build(n, memory_words, seed)
 
     @classmethod
     def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:

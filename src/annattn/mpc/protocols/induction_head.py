@@ -6,8 +6,8 @@ import numpy as np
 
 from annattn.errors import InputError
 from annattn.mpc.model import Limits, Mail, Words, spread
-from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
-from annattn.mpc.parts.stages import Stage, index_within, join_mail
+from annattn.mpc.parts.sorting import can_sort, plan_sort
+from annattn.mpc.parts.stages import Stage, in_order, index_within, join_mail
 from annattn.mpc.protocols.problem import Problem
 
 __all__ = ["NOTHING", "InductionHead", "check_letters", "hop_letters", "record_before", "show_last"]
@@ -18,10 +18,10 @@ NOTHING = np.uint64(2**64 - 1)
 
 
 class InductionHead(Problem):
-    """out_i = w_σ(w,i), the letter after the latest earlier occurrence of w_i, or ⊥ (2^64 - 1): 4^d + 3 rounds.
+    """out_i = w_σ(w,i), the letter after the latest earlier occurrence of w_i, or ⊥ (2^64 - 1): sort + 3 rounds.
 
     These are the four steps of the paper's lemma: fetch the next letter from the neighbour (1 round), sort the records
-    (w_i, i, w_i+1) (4^d rounds), look at the record before (1 round), and send the answer home (1 round).
+    (w_i, i, w_i+1) (sort), look at the record before (1 round), and send the answer home (1 round).
 
     >>> from annattn.mpc import run
     >>> word = [ord(c) for c in "aabcbabca"]
@@ -32,10 +32,10 @@ class InductionHead(Problem):
     input_width = 1
     bound = "O(1/ε)"
 
-    def __init__(self, n: int, memory_words: int) -> None:
+    def __init__(self, n: int, memory_words: int, seed: int = 0) -> None:
         n, memory_words = self._require(n, memory_words)
         self.n = self.input_records = n
-        self.plan = plan_sort(n, self._capacity(memory_words))
+        self.plan = plan_sort(n, self._capacity(memory_words), seed)
         self.limits = Limits(self.plan.machines, memory_words)
         self.stages = (
             Stage(1, self._fetch_next),
@@ -55,8 +55,8 @@ class InductionHead(Problem):
         return can_sort(n, cls._capacity(memory_words))
 
     def round_formula(self) -> int:
-        """4^d + 3."""
-        return 4 ** len(self.plan.columns) + 3
+        """The rounds of the sort, and 3."""
+        return self.plan.rounds + 3
 
     def scatter(self, words: Words) -> Mail:
         """As many letters per machine as sorting allows."""

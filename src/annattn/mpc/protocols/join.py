@@ -23,7 +23,7 @@ class Join(Problem):
     """For n records (side, key, value): a right record (side 1) gets the value of the first left record with its key.
 
     The output has a row (found, value) for every record: (1, value) if some left record has its key, else (0, 0). Left
-    records get the same answer as right ones. It takes 4^d + 2·depth + 1 rounds: sort by (key, side, place), pass on
+    records get the same answer as right ones. It takes sort + 2·depth + 1 rounds: sort by (key, side, place), pass on
     the first record of every key, answer. A key may occur any number of times.
 
     >>> from annattn.mpc import run
@@ -35,10 +35,12 @@ class Join(Problem):
     bound = "O(1/(ε'-ε)): Lemma MPC Sorting and one tree"
     first_records = FirstRecords(keys=[KEY], columns=[TAG, VALUE])
 
-    def __init__(self, n: int, memory_words: int) -> None:
+    def __init__(self, n: int, memory_words: int, seed: int = 0) -> None:
         n, memory_words = self._require(n, memory_words)
         self.n = self.input_records = n
-        self.match = Match(n=n, width=3, keys=(KEY, TAG), summary=self.first_records, memory_words=memory_words)
+        self.match = Match(
+            n=n, width=3, keys=(KEY, TAG), summary=self.first_records, memory_words=memory_words, seed=seed
+        )
         self.limits = Limits(self.match.machines, memory_words)
         self.stages = (Stage(self.match.rounds, self._join),)
 
@@ -48,9 +50,9 @@ class Join(Problem):
         return Match.fits(n=n, width=3, length=cls.first_records.length, memory_words=memory_words)
 
     def round_formula(self) -> int:
-        """4^d + 2⌈log_a ⌈n / rows⌉⌉ + 1, with a = ⌊s/6⌋ - 1 summaries per node."""
+        """The rounds of the sort, 2⌈log_a ⌈n / rows⌉⌉ + 1, with a = ⌊s/6⌋ - 1 summaries per node."""
         depth = tree_depth(-(-self.n // self.match.rows), self.limits.memory_words // 6 - 1)
-        return 4 ** len(self.match.sort.columns) + 2 * depth + 1
+        return self.match.sort.rounds + 2 * depth + 1
 
     def scatter(self, words: Words) -> Mail:
         """As many records per machine as sorting allows."""

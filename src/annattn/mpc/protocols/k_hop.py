@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from annattn.mpc.model import Limits, Mail, Words, spread, whole
-from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
-from annattn.mpc.parts.stages import Stage, index_within
+from annattn.mpc.parts.sorting import can_sort, plan_sort
+from annattn.mpc.parts.stages import Stage, in_order, index_within
 from annattn.mpc.protocols.induction_head import NOTHING, check_letters, hop_letters, record_before, show_last
 from annattn.mpc.protocols.problem import Problem
 
@@ -17,7 +17,7 @@ AT, JUMP, FOUND = 0, 1, 2
 
 
 class KHop(Problem):
-    """out_i = w_σ^k(w,i), or ⊥ (2^64 - 1): 4^d + 2 + 2(⌊log2 k⌋ + 1) rounds, the paper's Theorem "ANNA solves k-hop".
+    """out_i = w_σ^k(w,i), or ⊥ (2^64 - 1): sort + 2 + 2(⌊log2 k⌋ + 1) rounds, the paper's Theorem "ANNA solves k-hop".
 
     The home of position i is the machine that holds it. After sorting (w_i, i) and looking at the record before, the
     home of i knows σ(w, i). Each binary digit of k, from the lowest, then takes two rounds: the home of i asks the home
@@ -34,11 +34,11 @@ class KHop(Problem):
     input_width = 1
     bound = "O(1/ε + log k)"
 
-    def __init__(self, n: int, memory_words: int, k: int = 1) -> None:
+    def __init__(self, n: int, memory_words: int, k: int = 1, seed: int = 0) -> None:
         n, memory_words = self._require(n, memory_words, k=k)
         self.n = self.input_records = n
         self.k = k = whole("k", k)
-        self.plan = plan_sort(n, memory_words // 3)
+        self.plan = plan_sort(n, memory_words // 3, seed)
         self.held = memory_words // 6
         self.limits = Limits(max(self.plan.machines, -(-n // self.held)), memory_words)
         self.stages = (
@@ -54,8 +54,8 @@ class KHop(Problem):
         return memory_words >= 6 and can_sort(n, memory_words // 3)
 
     def round_formula(self) -> int:
-        """4^d + 2 + 2(⌊log2 k⌋ + 1)."""
-        return 4 ** len(self.plan.columns) + 2 + 2 * self.k.bit_length()
+        """The rounds of the sort, 2, and 2(⌊log2 k⌋ + 1)."""
+        return self.plan.rounds + 2 + 2 * self.k.bit_length()
 
     def scatter(self, words: Words) -> Mail:
         """As many letters per machine as sorting allows."""

@@ -71,7 +71,7 @@ class Problem(Staged):
 
         >>> from annattn.mpc.protocols import Sort
         >>> Sort.parameters()
-        ['width', 'word_bits']
+        ['width', 'word_bits', 'seed']
         """
         return list(signature(cls).parameters)[2:]
 

@@ -7,8 +7,8 @@ from numpy.typing import ArrayLike
 
 from annattn.errors import AnnattnError, InputError
 from annattn.mpc.model import Limits, Mail, Numbers, Words, spread
-from annattn.mpc.parts.columnsort import can_sort, in_order, plan_sort
-from annattn.mpc.parts.stages import Stage, index_within, join_mail
+from annattn.mpc.parts.columnsort import can_columnsort, plan_columnsort
+from annattn.mpc.parts.stages import Stage, in_order, index_within, join_mail
 from annattn.mpc.parts.tree import children_of, tree_rounds
 from annattn.mpc.protocols.problem import Problem
 
@@ -47,7 +47,7 @@ class ThreeSum(Problem):
         self.size = _block(n, memory_words)
         self.blocks = -(-n // self.size)
         self.diagonals = self.blocks * (self.blocks + 1) // 2
-        self.plan = plan_sort(n, _capacity(memory_words, self.size))
+        self.plan = plan_columnsort(n, _capacity(memory_words, self.size))
         self.fan = memory_words - 2 * self.blocks - 1
         # A relay holds one word. Each diagonal requests up to three blocks, and every word has at least one relay.
         relays = self.size * (3 * self.diagonals // self.fan + self.blocks)
@@ -71,7 +71,7 @@ class ThreeSum(Problem):
     def fits(cls, n: int, memory_words: int, **parameters: Any) -> bool:
         """Whether the table and three blocks fit, and the numbers can be sorted."""
         size = _block(n, memory_words)
-        return size > 0 and can_sort(n, _capacity(memory_words, size))
+        return size > 0 and can_columnsort(n, _capacity(memory_words, size))
 
     def round_formula(self) -> int:
         """4^d + 1 + ⌈log_(s-1) P⌉ + ⌈log_(s-2g-1) D⌉ + ⌈log_s D⌉, each logarithm at least 1."""
