@@ -109,8 +109,8 @@ class BucketState:
     def scan(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> Reading:
         """Continue a causal scan from here: each query finds all keys put in before, and the new ones up to its own."""
         if key.shape[2] == 1:
-            self.fill(key, value, key_mask)
-            return self.read(query)
+            codes = self._codes(key, create=True, kept=key_mask), self._codes(query)
+            return Reading(*self._tables.step(*codes, value.detach(), key_mask))
         query_codes, key_codes = hash_inputs(self.hasher, query, key, key_mask)
         before, found = self._codes(query), None
         if self.keep == "sum":

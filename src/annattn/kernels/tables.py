@@ -75,6 +75,13 @@ class Tables(ABC):
         Codes may have a multiple of the heads; a negative one takes no part, and one without a bucket no answer.
         """
 
+    def step(
+        self, key_codes: Tensor, query_codes: Tensor, value: Tensor, kept: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`add` and then `read` of one token per batch row."""
+        self.add(key_codes, value, kept)
+        return self.read(query_codes)
+
     @abstractmethod
     def crop(self, tokens: Sequence[int]) -> None:
         """Undo this many of each batch row's last tokens, at most `recent`."""

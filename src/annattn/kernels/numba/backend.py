@@ -10,8 +10,8 @@ from annattn.kernels.numba import hashing
 from annattn.kernels.numba.gradient import constant_gradient
 from annattn.kernels.numba.newest import newest, newest_gradient, newest_mean, newest_value_gradient
 from annattn.kernels.numba.sums import bucket_sums, divide_rows
+from annattn.kernels.numba.tables import NumbaTables
 from annattn.kernels.tables import Layout, Tables
-from annattn.kernels.torch.tables import TorchTables
 from annattn.lsh import CrossPolytope, Hasher, Hyperplane
 
 __all__ = ["NumbaBackend"]
@@ -88,4 +88,4 @@ class NumbaBackend(Backend):
 
     def make_tables(self, layout: Layout) -> Tables:
         """See `Backend`."""
-        return TorchTables(layout)
+        return NumbaTables(layout)
