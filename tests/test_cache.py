@@ -1,3 +1,8 @@
+import subprocess
+import sys
+import typing
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -5,6 +10,8 @@ from hypothesis import strategies as st
 
 import annattn as aa
 from annattn.errors import InputError
+from annattn.kernels import BACKENDS, use_backend
+from annattn.kernels.numba.tables import NumbaTables
 from annattn.lsh import Euclidean, Hasher, Hyperplane, Identity
 
 DENSE = Hyperplane(4).sample(tables=6, hashes=3, seed=0)
@@ -169,3 +176,168 @@ def test_bad_arguments_are_refused_and_nothing_is_stored():
         aa.BucketCache(DENSE, value_dim=3, mechanism="softmax")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="value_dim"):
         aa.BucketCache(DENSE, value_dim=0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda cache: type(cache)(DENSE, value_dim=3, dtype="float32"), "dtype: got 'float32'"),
+        (lambda cache: cache.reorder(None), "rows: got None, expected a list"),
+        (lambda cache: cache.crop(1), "tokens to undo of batch row 0: got 1, expected 0 to 0"),
+        (lambda cache: cache.crop("2"), "tokens: got 2, expected an integer"),
+        (lambda cache: cache.crop([1]), "tokens: got 1 numbers, expected one for each of 2"),
+        (lambda cache: cache.restore(3), "snapshot: got int"),
+        (lambda cache: cache.restore(aa.BucketCache(DENSE, value_dim=4, heads=2).snapshot()), "snapshot: got one of"),
+        (lambda cache: cache.load_state_dict(None), "state: got NoneType"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_named(call, message):
+    with pytest.raises(InputError, match=message):
+        call(aa.BucketCache(DENSE, batch=2, heads=2, value_dim=3))
+
+
+def test_small_numpy_integers_do_not_wrap_around():
+    heads, batch, value_dim, history, undone = (typing.cast(int, np.uint8(n)) for n in (2, 200, 3, 4, 2))
+    cache = aa.BucketCache(DENSE, heads=heads, batch=batch, value_dim=value_dim, history=history)
+    _, key, value = tokens(6, batch=200)
+    cache.append(key, value)
+    cache.crop(undone)
+    assert cache.lengths == [4] * 200
+
+
+@EVERY
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_cache_made_in_inference_mode_or_under_another_default_device_is_like_any(hasher, backend):
+    query, key, value = tokens(9)
+
+    def make():
+        with use_backend(backend):
+            return aa.BucketCache(hasher, batch=2, heads=2, value_dim=3)
+
+    expected = make()
+    expected.append(key, value)
+    with torch.inference_mode():
+        inside = make()
+        inside.append(key[:, :, :4], value[:, :, :4])
+    inside.append(key[:, :, 4:], value[:, :, 4:])
+    with torch.device("meta"):
+        elsewhere = make()
+        elsewhere.append(key, value)
+        taken = elsewhere.snapshot()
+        elsewhere.reset([1])
+        elsewhere.restore(taken)
+        elsewhere.load_state_dict(elsewhere.state_dict())
+        found = elsewhere.attend(query)
+    assert torch.equal(found, expected.attend(query))
+    assert torch.equal(inside.attend(query), expected.attend(query))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sums_do_not_drift_over_a_million_tokens_in_one_bucket(backend):
+    hasher = Hyperplane(2).sample(tables=1, hashes=1)
+    value = torch.randn(1, 1, 2**20, 8, generator=torch.Generator().manual_seed(0)) + 1
+    key = torch.ones(1, 1, 2**20, 2)
+    with use_backend(backend):
+        cache = aa.BucketCache(hasher, value_dim=8)
+    cache.append(key[:, :, :-100], value[:, :, :-100])
+    for at in range(2**20 - 100, 2**20):
+        cache.append(key[:, :, at : at + 1], value[:, :, at : at + 1])
+    total = cache.state.read(key[:, :, :1]).total[0, 0, 0]
+    torch.testing.assert_close(total, value.double().sum((0, 1, 2)), rtol=1e-12, atol=0)
+
+
+def softmax_bytes(n, heads, dim):
+    return 2 * 4 * n * heads * dim
+
+
+def test_a_cache_takes_little_at_first_and_never_more_than_its_dense_tables():
+    heads, dim = 2, 64
+    generator = torch.Generator().manual_seed(0)
+    many = Hyperplane(dim).sample(tables=32, hashes=12)
+    cache = aa.BucketCache(many, heads=heads, value_dim=dim)
+    assert cache.nbytes < 200_000
+    key, value = torch.randn(2, 1, heads, 1024, dim, generator=generator)
+    cache.append(key, value)
+    assert cache.nbytes <= 4 * softmax_bytes(1024, heads, dim)
+
+    few = Hyperplane(dim).sample(tables=8, hashes=8)
+    dense = heads * 8 * 2**8 * 8 * (dim + 1)
+    for mechanism in ("anna", "latest_match"):
+        cache = aa.BucketCache(few, heads=heads, value_dim=dim, mechanism=mechanism)
+        largest = 0
+        for length in (1, 7, 100, 100, 500, 1000, 2000, 2000, 3000):
+            key, value = torch.randn(2, 1, heads, length, dim, generator=generator)
+            for part in (slice(0, -20), *(slice(at, at + 1) for at in range(max(0, length - 20), length))):
+                cache.append(key[:, :, part], value[:, :, part])
+                largest = max(largest, cache.nbytes)
+        assert largest <= 1.1 * dense, mechanism
+
+
+def test_reordering_and_snapshots_copy_nothing_that_stays():
+    _, key, value = tokens(50)
+    cache = aa.BucketCache(DENSE, batch=2, heads=2, value_dim=3)
+    cache.append(key, value)
+
+    def held():
+        assert isinstance(cache.state._tables, NumbaTables)
+        return [head.entries for head in cache.state._tables._heads]
+
+    arrays = held()
+    cache.reorder([0, 1])
+    taken = cache.snapshot()
+    cache.reorder([1, 0])
+    cache.restore(taken)
+    assert all(now is before for now, before in zip(held(), arrays, strict=True))
+    cache.append(key, value)
+    assert not any(now is before for now, before in zip(held(), arrays, strict=True))
+
+
+DAMAGE = """
+import random, sys, torch, annattn as aa
+from annattn.errors import InputError
+loaded = refused = 0
+hashers = [aa.lsh.Hyperplane(4).sample(tables=3, hashes=3), aa.lsh.Hyperplane(4).sample(tables=3, hashes=40),
+           aa.lsh.Euclidean(4).sample(tables=2, hashes=2)]
+for seed in range(600):
+    torch.manual_seed(seed)
+    random.seed(seed)
+    cache = aa.BucketCache(hashers[seed % 3], heads=2, batch=2, value_dim=9, history=5)
+    pool = torch.randn(4, 4)
+    key = pool[torch.randint(4, (2, 2, 60))]
+    cache.append(key, torch.randn(2, 2, 60, 9))
+    before = cache.attend(key)
+    state = cache.state_dict()
+    for _ in range(random.randint(1, 2)):
+        name = random.choice(list(state))
+        tensor = state[name]
+        how = random.randrange(3)
+        if how == 0 and len(tensor):
+            state[name] = tensor[: random.randrange(len(tensor))]
+        elif tensor.numel():
+            bad = random.choice([-1, 0, 1, 2, 3, 7, 1000, -(2**31), 2**31 - 1, *([2**62, -(2**62)] * 2)])
+            if not tensor.is_floating_point() and tensor.dtype != torch.int64:
+                bad = max(-(2**31), min(2**31 - 1, bad))
+            flat = tensor.reshape(-1).clone()
+            flat[random.randrange(len(flat))] = bad
+            state[name] = flat.reshape(tensor.shape)
+    try:
+        cache.load_state_dict(state)
+        loaded += 1
+    except InputError:
+        refused += 1
+        assert torch.equal(cache.attend(key), before)
+    cache.step(key[:, :, :1], key[:, :, :1], torch.randn(2, 2, 1, 9))
+    cache.append(key, torch.randn(2, 2, 60, 9))
+    cache.attend(key)
+    cache.state_dict()
+print(loaded, refused)
+"""
+
+
+@pytest.mark.slow
+def test_no_damage_to_a_saved_state_reaches_compiled_code():
+    done = subprocess.run([sys.executable, "-c", DAMAGE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded, refused = map(int, done.stdout.split())
+    assert refused > 100 < loaded

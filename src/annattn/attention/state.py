@@ -79,6 +79,10 @@ class BucketState:
             self.history, hasher.device,
         )  # fmt: skip
         self._tables = choose(tables_call(layout)).make_tables(layout)
+        self._few_rows = None
+        if self._names is None:
+            row = torch.empty(1, self.heads, 1, hasher.dim, device=hasher.device)
+            self._few_rows = choose(hash_call(hasher, row, row)).few_rows(hasher)
 
     @property
     def lengths(self) -> list[int]:
@@ -109,8 +113,11 @@ class BucketState:
     def scan(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> Reading:
         """Continue a causal scan from here: each query finds all keys put in before, and the new ones up to its own."""
         if key.shape[2] == 1:
-            codes = self._codes(key, create=True, kept=key_mask), self._codes(query)
-            return Reading(*self._tables.step(*codes, value.detach(), key_mask))
+            if self._few_rows is None or key.device != self.hasher.device:
+                key_codes, query_codes = self._codes(key, create=True, kept=key_mask), self._codes(query)
+            else:
+                key_codes, query_codes = self._few_rows(key, query)
+            return Reading(*self._tables.step(key_codes, query_codes, value.detach(), key_mask))
         query_codes, key_codes = hash_inputs(self.hasher, query, key, key_mask)
         before, found = self._codes(query), None
         if self.keep == "sum":

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 import torch
@@ -224,6 +224,14 @@ class Backend(ABC):
         In the dtype of `inputs.grad`; see `kernels.torch.gradient` for what is summed.
         """
 
+    def few_rows(self, hasher: Hasher) -> Callable[..., list[Tensor]]:
+        """The same codes as `hash_rows`, of each of several inputs, for a hasher that hashes a few rows many times."""
+        return partial(_hash_each, self, hasher)
+
     @abstractmethod
     def make_tables(self, layout: Layout) -> Tables:
         """Empty tables that live on."""
+
+
+def _hash_each(backend: Backend, hasher: Hasher, *inputs: Tensor) -> list[Tensor]:
+    return [backend.hash_rows(hasher, rows) for rows in inputs]

@@ -15,7 +15,7 @@ __all__ = ["LIST", "MOST_LISTED", "ROW", "SINGLE", "Layout", "Tables", "check_sa
 SINGLE, LIST, ROW = 1, 2, 3
 """What a bucket is, as 4 · number + kind: the number of its only member, of a list of members, or of a row of sums."""
 
-MOST_LISTED = 7
+MOST_LISTED = 3
 """Members of a bucket that are kept as a list; a bucket of more is a row."""
 
 

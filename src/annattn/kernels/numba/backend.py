@@ -7,6 +7,7 @@ from torch import Tensor
 from annattn.kernels.codes import nan_targets
 from annattn.kernels.interface import Backend, Call, GradientInputs, SumInputs
 from annattn.kernels.numba import hashing
+from annattn.kernels.numba.few_rows import FewRows
 from annattn.kernels.numba.gradient import constant_gradient
 from annattn.kernels.numba.newest import newest, newest_gradient, newest_mean, newest_value_gradient
 from annattn.kernels.numba.sums import bucket_sums, divide_rows
@@ -85,6 +86,10 @@ class NumbaBackend(Backend):
     def query_key_gradient(self, inputs: GradientInputs) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
         return constant_gradient(inputs) if inputs.newest is None else newest_gradient(inputs)
+
+    def few_rows(self, hasher: Hasher) -> FewRows:
+        """See `Backend`."""
+        return FewRows(hasher)
 
     def make_tables(self, layout: Layout) -> Tables:
         """See `Backend`."""

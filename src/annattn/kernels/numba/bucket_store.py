@@ -8,7 +8,7 @@ sees all heads. A kernel that finds an array full says which, and goes on where 
 """
 
 import numpy as np
-from numba import carray, types
+from numba import carray, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
 
 from annattn.kernels.numba.compiled import kernel
@@ -53,7 +53,7 @@ def _pointer(typing, address, like):
 
 @kernel
 def _array(head, field, size, like):
-    return carray(_pointer(head[field], like), (size,))
+    return carray(_pointer(head[field], like), (size,))  # pyright: ignore[reportCallIssue]
 
 
 @kernel
@@ -194,18 +194,61 @@ def fold(heads, first, last, shape, codes, source, starts, stride, which, edges,
                     head[LOST] = 1
         values = _array(head, VALUES, head[VALUE_ROOM] * width, source)
         number = head[VALUES_USED] - len(tokens)
+        sums, counts = (
+            _array(head, SUMS, head[ROW_ROOM] * width, _FLOAT64),
+            _array(head, COUNTS, head[ROW_ROOM], _INT64),
+        )
+        places, only_sums = head[PLACES], head[DIRECT] != 0 and not newest
+        entries = _array(head, ENTRIES, codes.shape[1] * places, _INT32)
         for table in range(progress[1], codes.shape[1]):
             for k in range(progress[2], len(tokens)):
                 code = codes[g, table, tokens[k]]
                 if code < 0:
                     continue
                 begin = starts[g] + tokens[k] * stride
+                if only_sums and entries[table * places + code] & 3 == ROW:  # what is most common, done at once
+                    row = np.int64(entries[table * places + code] >> 2)
+                    add_row(sums, row * width, source, begin, width)
+                    counts[row] += 1
+                    continue
                 reason = _put(head, table, code, number + k, source, begin, width, newest, listed, values)
                 if reason != DONE:
                     progress[1], progress[2] = table, k
                     return reason
             progress[2] = 0
     return DONE
+
+
+@kernel
+def _touch(head, found, values, width):
+    """Load what these buckets hold, all at once: one after the other would wait for memory each time."""
+    sums = _array(head, SUMS, head[ROW_ROOM] * width, _FLOAT64)
+    lists = _array(head, LISTS, head[LIST_ROOM] * RECORD, _INT32)
+    touched = 0.0
+    for table in range(len(found)):
+        kind, at = found[table] & 3, np.int64(found[table] >> 2)
+        if kind == ROW:
+            for k in range(at * width, at * width + width, 8):
+                touched += sums[k]
+        elif kind == LIST:
+            touched += lists[at * RECORD]
+        elif kind == SINGLE:
+            for k in range(at * width, at * width + width, 16):
+                touched += values[k]
+    return touched
+
+
+@kernel
+def _touch_token(head, codes, token, values, width):
+    """The same for the buckets of one token; a single or few members are not looked at when it comes."""
+    tables, places, direct = len(codes), head[PLACES], head[DIRECT] != 0
+    entries, keys = _array(head, ENTRIES, tables * places, _INT32), _array(head, KEYS, tables * places, _INT64)
+    found = np.zeros(tables, np.int32)
+    for table in range(tables):
+        if codes[table, token] >= 0:
+            entry = entries[_find(entries, keys, table * places, places, direct, codes[table, token])]
+            found[table] = entry if entry & 3 != SINGLE else 0
+    return _touch(head, found, values, width)
 
 
 @kernel
@@ -275,6 +318,9 @@ def read(heads, first, last, shape, codes, late_codes, late_values, late, total,
                             met[k] += np.int32(line[k] == code)
                     if not answered:
                         slots[table] = entries[_find(entries, keys, table * places, places, direct, code)]
+                touched = _touch(head, slots, values, width)
+                if recent < 0:  # never, but the compiler does not know, and keeps the loads
+                    total[into] = touched
                 for table in range(tables):
                     if slots[table] != 0:
                         found += _add_bucket(head, slots[table], width, values, sums, counts, total, into)
@@ -406,8 +452,10 @@ def _put_row(head, table, code, source, at, members, width, newest, values):
 
 
 @kernel
-def step(heads, shape, kept, key_codes, query_codes, source, starts, late_codes, late_values, late, which, edges, progress,
-         total, count, unknown):  # fmt: skip
+def step(
+    heads, shape, kept, key_codes, query_codes, source, starts, late_codes, late_values, late, which, edges, progress,
+    total, count, unknown,
+):  # fmt: skip
     """One new token, and then one query, of every head: fold the token that leaves the ring, enter the new one, read.
 
     progress[4] says whether the ring is done, for a call that goes on from where an earlier one stopped.
@@ -427,6 +475,12 @@ def step(heads, shape, kept, key_codes, query_codes, source, starts, late_codes,
                 leaving += 1
         edges[len(late)] = leaving
         if leaving:
+            touched = 0.0
+            for g in range(groups):
+                if edges[g // per_row] < edges[g // per_row + 1]:
+                    touched += _touch_token(heads[g], late_codes[g], which[edges[g // per_row]], late_values, width)
+            if late[0, 1] < 0:  # never, but the compiler does not know, and keeps the loads
+                total[0] = touched
             reason = fold(heads, 0, groups, shape, late_codes, late_values, starts, width, which, edges, progress[:4])
             if reason != DONE:
                 return reason

@@ -18,6 +18,8 @@ __all__ = ["NumbaTables"]
 
 _FIRST_PLACES = 8  # of a table with keys
 _CROWDED = 12  # members per bucket, from which on nearly every bucket is a row: then values are not even kept
+_MANY = 64  # tokens at once, for which room is made in larger steps
+_HUGE = 2**22  # bytes; NumPy asks for huge pages for new arrays of at least so many, and only for those
 _WORTH_LISTING = 8  # columns from which on a list takes less than a row
 
 _ARRAYS = ("entries", "keys", "taken", "values", "lists", "sums", "counts")  # in the order of their fields
@@ -133,6 +135,8 @@ class NumbaTables(Tables):
         self._go_rows_only(int((self._counts - self._late[:, 1]).max()) + max(map(len, entering)))
         self._fold(self._late_codes, self._late_values.reshape(-1), self._starts, layout.width, leaving)
         self._fold(lines, flat, starts.reshape(-1), stride, entering)
+        if n >= _MANY:
+            self._settle()
         late_codes = self._late_codes.reshape(layout.batch, layout.heads, layout.tables, layout.history)
         late_values = self._late_values.reshape(layout.batch, layout.heads, layout.history, layout.width)
         lines = lines.reshape(layout.batch, layout.heads, layout.tables, n)
@@ -193,18 +197,15 @@ class NumbaTables(Tables):
         head, line = self._heads[group], self._lines[group]
         if reason == store.VALUES_FULL:
             used = int(line[store.VALUES_USED])
-            # Values are kept as long as they take less than the rows that they stand for.
-            rows = int(head.taken.sum()) - int(line[store.ROWS_USED])
-            kept = (used + tokens) * head.values.itemsize * head.width + head.lists.nbytes
-            if used and kept >= rows * 8 * (head.width + 1):
+            if self._wasteful(group, tokens):
                 self._keep_only_rows(group)
             else:
                 _lengthen(head, ("values",), used + max(tokens, used // 8, 8))
         elif reason == store.LISTS_FULL:
-            _lengthen(head, ("lists",), len(head.lists) + max(len(head.lists) // 8, 8))
+            _lengthen(head, ("lists",), _longer(len(head.lists), tokens))
         elif reason == store.ROWS_FULL:
             most = head.tables * head.buckets
-            _lengthen(head, ("sums", "counts"), min(most, len(head.sums) + max(len(head.sums) // 8, 8)))
+            _lengthen(head, ("sums", "counts"), min(most, _longer(len(head.sums), tokens)))
         else:
             entries, keys = head.entries, head.keys
             head.make_places(2 * entries.shape[1])
@@ -217,6 +218,27 @@ class NumbaTables(Tables):
         if not self.layout.keep_newest and tokens > _CROWDED * self.layout.buckets:
             for group in np.flatnonzero(self._lines[:, store.ONLY_ROWS] == 0).tolist():
                 self._keep_only_rows(group)
+
+    def _wasteful(self, group: int, tokens: int) -> bool:
+        """Whether values and lists, with room for more tokens, take half as much as the rows that they stand for."""
+        head, line = self._heads[group], self._lines[group]
+        rows = int(head.taken.sum()) - int(line[store.ROWS_USED])
+        used = int(line[store.VALUES_USED])
+        kept = (used + tokens) * head.values.itemsize * head.width + head.lists.nbytes
+        return used > 0 and 2 * kept >= rows * 8 * (head.width + 1)
+
+    def _settle(self) -> None:
+        """After many tokens at once: keep only rows where that takes less, and give back room left unused."""
+        for group, (head, line) in enumerate(zip(self._heads, self._lines, strict=True)):
+            if not line[store.ONLY_ROWS] and self._wasteful(group, 0):
+                self._keep_only_rows(group)
+            for names, used in ((("lists",), line[store.LISTS_USED]), (("sums", "counts"), line[store.ROWS_USED])):
+                most = _longer(int(used), 1)
+                if len(getattr(head, names[0])) > most:
+                    for name in names:
+                        array = getattr(head, name)
+                        array.resize((most, *array.shape[1:]), refcheck=False)
+            head.write_to(line)
 
     def _keep_only_rows(self, group: int) -> None:
         head, line = self._heads[group], self._lines[group]
@@ -450,10 +472,20 @@ _ONES = np.ones(1, np.bool_)
 
 
 def _lengthen(head: _Head, names: Sequence[str], length: int) -> None:
-    """Give arrays more rows. In place, so that the C library may move pages and not numbers."""
+    """Give arrays more rows."""
     for name in names:
         array = getattr(head, name)
-        array.resize((length, *array.shape[1:]), refcheck=False)
+        if length * array.itemsize * int(np.prod(array.shape[1:])) < _HUGE:
+            array.resize((length, *array.shape[1:]), refcheck=False)
+        else:
+            longer = np.empty((length, *array.shape[1:]), array.dtype)
+            longer[: len(array)] = array
+            setattr(head, name, longer)
+
+
+def _longer(length: int, tokens: int) -> int:
+    """How long to make an array that is full."""
+    return length + max(length if tokens >= _MANY else length // 8, 8)
 
 
 def _bad_code(layout: Layout) -> InputError:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from annattn.kernels.tables import ROW, Layout, Tables, expand
+from annattn.kernels.tables import MOST_LISTED, ROW, Layout, Tables, expand
 from annattn.lsh import IGNORED, NO_BUCKET
 
 __all__ = ["TorchTables", "fill_tables", "read_tables"]
@@ -283,7 +283,7 @@ class TorchTables(Tables):
             "bucket_tables": table.int(),
             "bucket_kinds": (4 * place + ROW).int(),
             "values": torch.zeros(0, layout.width, device=held.device),
-            "lists": torch.zeros(0, 8, dtype=torch.int32, device=held.device),
+            "lists": torch.zeros(0, 1 + MOST_LISTED, dtype=torch.int32, device=held.device),
             "sums": self._sums[held].double() if self._kind != torch.float32 else self._sums[held].cpu().double(),
             "counts": self._counts[held],
             "recent_codes": late.contiguous(),
