@@ -1,13 +1,40 @@
 """Files that are written whole or not at all: under another name first, then renamed."""
 
 import contextlib
+import errno
 import json
 import os
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["as_json", "replacing", "write_bytes", "write_json", "write_text"]
+from annattn.errors import InputError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+__all__ = ["as_json", "held", "replacing", "resolved", "write_bytes", "write_json", "write_text"]
+
+
+def resolved(path: Path) -> Path:
+    """Where a path leads, through all links; InputError if they lead in a circle.
+
+    >>> resolved(Path("/")) == Path("/")
+    True
+    """
+    try:
+        # Not `resolve`, which raises for a circle in some versions of Python, and not in others.
+        return path.resolve(strict=True)
+    except FileNotFoundError:
+        return path.resolve()
+    except (RuntimeError, OSError) as wrong:
+        if isinstance(wrong, OSError) and wrong.errno != errno.ELOOP:
+            return path.resolve()
+        raise InputError("file", given=str(path), expected="a name, not a link that leads back to itself") from None
 
 
 @contextlib.contextmanager
@@ -22,7 +49,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     [('x', b'whole')]
     """
     # A link stays one: what it points to is replaced.
-    path = path.resolve()
+    path = resolved(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         # Closing writes what is still held back, so it may fail as writing does.
@@ -32,6 +59,59 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     finally:
         with contextlib.suppress(FileNotFoundError):
             partial.unlink()
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """A folder that no other process holds meanwhile; InputError if one does. Made if it is not there.
+
+    The operating system lets go for a process that dies, so there is no lock left to clean up; where it has no such
+    locks (Windows, some network disks), nothing is held.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, held(Path(folder)):
+    ...     [one.name for one in Path(folder).iterdir()]
+    ['lock']
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if fcntl is None:
+        yield
+        return
+    path = folder / "lock"
+    while True:
+        with path.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise _who_holds(folder, path) from None
+            except OSError:  # a disk without locks
+                yield
+                return
+            # Whoever held it before may have deleted the file after we opened it.
+            if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                continue
+            try:
+                file.truncate(0)
+                file.write(
+                    f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
+                )
+                file.flush()
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _who_holds(folder: Path, path: Path) -> InputError:
+    with contextlib.suppress(OSError, ValueError):
+        who = " ".join(path.read_text(errors="replace").split())[:200]
+    return InputError(
+        "folder",
+        given=f"{folder}, which is in use by {who or 'another process'}",
+        expected="one that nobody else writes to",
+        hint="wait for that process or stop it, or choose another folder; "
+        f"if there is no such process, on this machine or another that shares the disk, delete {path}",
+    )
 
 
 def write_bytes(data: bytes, path: Path) -> None:

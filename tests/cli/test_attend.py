@@ -255,7 +255,7 @@ def damaged() -> None:
         ("q.npy k.npy v.npy --tables 0", "tables: got 0"),
         ("q.npy k.npy v.npy --tables 0 --mechanism softmax", "tables: got 0"),
         (f"q.npy k.npy v.npy --tables {10**30}", "more than 64 bits"),
-        (f"q.npy k.npy v.npy --tables {10**18}", "tables times hashes: got 8000000000000000000"),
+        (f"q.npy k.npy v.npy --tables {10**18}", "heads times tables times hashes times dim: got 64000000000000000000"),
         ("q.npy k.npy v.npy --memory 0", "--memory: got 0, expected an integer of at least 1"),
         ("q.npy k.npy v.npy --width 3", "--width: got 3 with hyperplane"),
         ("q.npy k.npy v.npy -o v.npy", "output: got v.npy, which is an input"),

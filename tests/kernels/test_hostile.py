@@ -1,9 +1,12 @@
 """Threads, forks, poisoned memory, read-only caches: right answers all the same."""
 
+import errno
+import importlib.util
 import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +15,7 @@ import pytest
 import torch
 
 import annattn as aa
-from annattn.kernels.numba import memory
+from annattn.kernels.numba import compiled, memory
 from annattn.kernels.numba.threads import run_pieces
 
 HASHER = aa.lsh.Hyperplane(8).sample(tables=4, hashes=5, seed=0)
@@ -174,3 +177,38 @@ def test_a_cache_directory_that_cannot_be_written_is_no_obstacle(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "12.0"
+
+
+def _tiny_kernel(path):
+    """A kernel from a file of its own, as a new process would find it."""
+    spec = importlib.util.spec_from_file_location("tiny_kernel", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.double
+
+
+@pytest.mark.slow
+def test_damaged_files_of_compiled_kernels_are_replaced_and_a_full_disk_is_no_obstacle(tmp_path, monkeypatch):
+    source = tmp_path / "tiny.py"
+    source.write_text(
+        "from annattn.kernels.numba.compiled import kernel\n\n\n@kernel\ndef double(x):\n    return 2 * x\n"
+    )
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path / "kept"))
+    assert _tiny_kernel(source)(3) == 6
+    files = [path for path in (tmp_path / "kept").rglob("*") if path.suffix in (".nbi", ".nbc")]
+    assert len(files) == 2
+    for damaged in files:
+        for size in (0, 10, damaged.stat().st_size - 1):
+            damaged.write_bytes(damaged.read_bytes()[:size])
+            assert _tiny_kernel(source)(3) == 6
+            assert damaged.stat().st_size > size  # mended
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", full)
+    monkeypatch.setattr(compiled, "_saved", threading.Event())
+    assert _tiny_kernel(source)(2.5) == 5.0
+    assert not compiled._saved.is_set()  # so nobody is told that it was kept

@@ -95,8 +95,10 @@ def anna_mean(
     if documents is not None:
         unknown = documents.unknown(key_codes, is_causal=is_causal)
         query_codes, key_codes, buckets = documents.join(query_codes, key_codes, hasher)
-    rows_in_tables = hasher.tables * min(hasher.buckets or n_keys, n_keys)
-    one_table = algorithm == "linear_memory" or (algorithm == "auto" and rows_in_tables > 2 * (query.shape[2] + n_keys))
+    one_table = algorithm == "linear_memory"
+    if algorithm == "auto" and not torch.compiler.is_compiling():  # a graph serves every length, so none decides
+        rows_in_tables = hasher.tables * min(hasher.buckets or n_keys, n_keys)
+        one_table = rows_in_tables > 2 * (query.shape[2] + n_keys)
     out, count = bucket_attention(
         query,
         key,

@@ -38,6 +38,13 @@ def check_inputs(
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise InputError(name, given=type(tensor).__name__, expected="a torch.Tensor", hint="torch.as_tensor(...)")
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            raise InputError(
+                name,
+                given="a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}",
+                expected="a dense tensor",
+                hint="pad sequences of unequal length and pass key_mask" if tensor.is_nested else "call .to_dense()",
+            )
         if tensor.ndim != 4:
             raise InputError(
                 name,
@@ -85,6 +92,8 @@ def check_mask(key: Tensor, key_mask: Tensor | None) -> None:
     wanted = (key.shape[0], key.shape[2])
     if tuple(key_mask.shape) != wanted:
         raise InputError("key_mask", given=f"shape {tuple(key_mask.shape)}", expected=f"(batch, n_keys) = {wanted}")
+    if key_mask.device != key.device:
+        raise InputError("key_mask", given=f"device {key_mask.device}", expected=f"the key's device {key.device}")
 
 
 def check_hasher(hasher: Hasher, rows: Tensor) -> None:

@@ -33,6 +33,8 @@ __all__ = [
 Attend = Callable[[Tensor, Tensor, Tensor, bool, Tensor | None], Tensor]
 """A bound mechanism: (query, key, value, is_causal, key_mask) to the output."""
 
+_LARGEST = 2**16  # tables or hashes of a layer: a description read from a file must not take all memory
+
 Causal = Literal["optional", "always", "never"]
 Gradient = Literal["linear", "exact", "none"]
 
@@ -91,7 +93,7 @@ class HashedConfig(AttentionConfig):
     def __post_init__(self) -> None:
         angular(self.family, 2)
         for name in ("tables", "hashes"):
-            object.__setattr__(self, name, require_count(name, getattr(self, name)))
+            object.__setattr__(self, name, require_count(name, getattr(self, name), most=_LARGEST))
         object.__setattr__(self, "seed", check_seed(self.seed))
 
     def hasher(self, head_dim: int, layer: int, seed: int | None) -> Hasher:

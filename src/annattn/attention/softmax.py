@@ -1,19 +1,17 @@
 """Softmax attention with unit-norm queries and keys: the surrogate the paper trains, "Experiments"."""
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from annattn.attention import reference
-from annattn.attention.inputs import check_inputs
+from annattn.attention.inputs import accumulator, check_inputs
 from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism
+from annattn.checks import require_number
 from annattn.errors import InputError
 from annattn.lsh.rows import unit_rows
-from annattn.seeds import derive_seed
 
 __all__ = ["MECHANISM", "SoftmaxConfig", "softmax_attention", "softmax_weights"]
 
@@ -40,8 +38,8 @@ def softmax_attention(
             [0., 1.]])
     """
     check_inputs(query, key, value, key_mask, is_causal=is_causal)
-    if not math.isfinite(beta):
-        raise InputError("beta", given=beta, expected="a finite number")
+    largest = torch.finfo(accumulator(value.dtype)).max
+    require_number("beta", beta, f"a number from {-largest:.2g} to {largest:.2g}", low=-largest, high=largest)
     if not 0 <= dropout < 1:
         raise InputError("dropout", given=dropout, expected="at least 0 and below 1")
     for name, tensor in (("query", query), ("key", key)):
@@ -49,7 +47,9 @@ def softmax_attention(
             raise InputError(name, given=tensor.dtype, expected=f"the value's {value.dtype}")
     queries, keys = query.shape[2], key.shape[2]
     if keys == 0 or queries == 0:
-        return query.new_zeros(*query.shape[:3], value.shape[-1])
+        # Still a function of its inputs, whose gradient is zero.
+        nothing = sum(x.flatten()[:0].sum() for x in (query, key, value))
+        return query.new_zeros(*query.shape[:3], value.shape[-1]) + nothing
     query, key = unit_rows(query), unit_rows(key)
     seen = None
     if key_mask is not None:
@@ -93,7 +93,7 @@ def softmax_weights(query: Tensor, key: Tensor, seen: Tensor, *, beta: float) ->
 class SoftmaxConfig(AttentionConfig):
     """The paper's trainable surrogate: softmax(β ⟨q, k⟩) of unit vectors.
 
-    `dropout` of the weights, for training, is drawn by the seed, as hash functions are.
+    `dropout` of the weights takes place in training alone, by torch's generator, as that of torch's own modules does.
 
     >>> SoftmaxConfig(beta=0.1)
     SoftmaxConfig(beta=0.1, dropout=0.0)
@@ -111,18 +111,20 @@ class SoftmaxConfig(AttentionConfig):
 
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
         """See `AttentionConfig`."""
-        drawn = derive_seed(0 if seed is None else seed, layer)
+        return _Softmax(self)
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:
-            options: dict[str, Any] = {"beta": self.beta, "is_causal": is_causal, "key_mask": mask}
-            q, k = q.to(v.dtype), k.to(v.dtype)
-            if not self.dropout:
-                return softmax_attention(q, k, v, **options)
-            with torch.random.fork_rng(devices=[v.device] if v.is_cuda else []):
-                torch.manual_seed(drawn)
-                return softmax_attention(q, k, v, **options, dropout=self.dropout)
 
-        return attend
+class _Softmax(torch.nn.Module):
+    """A module, so that it knows whether it is being trained."""
+
+    def __init__(self, config: SoftmaxConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:
+        dropout = self.config.dropout if self.training else 0.0
+        q, k = q.to(v.dtype), k.to(v.dtype)
+        return softmax_attention(q, k, v, beta=self.config.beta, is_causal=is_causal, key_mask=mask, dropout=dropout)
 
 
 MECHANISM = Mechanism(softmax_attention, softmax_weights, SoftmaxConfig, lambda dim: {"beta": 1.0})

@@ -1,12 +1,16 @@
 """`annattn bench`: how fast ANNA is on this machine."""
 
+from annattn.checks import require_count
 from annattn.cli.part_progress import part_progress
 from annattn.cli.part_tables import speed_table
 from annattn.cli.terminal import Integer, JsonFlag, print_json, stderr_console, stdout_console
+from annattn.lsh.codes import CODE_BITS
 from annattn.measure import describe_machine, lengths, measure_speed
 from annattn.report import PARTS, Settings
 
 __all__ = ["bench"]
+
+_LARGEST = 2**24  # of any size: beyond it no answer would come in days
 
 
 def bench(
@@ -35,6 +39,9 @@ def bench(
         seed: determines the tokens and the hash functions.
         as_json: print the numbers as JSON and nothing else.
     """
+    require_count("--hashes", hashes, most=CODE_BITS, hint="answers are checked by codes of 63 bits")
+    for name, size in {"--longest": longest, "--tables": tables, "--dim": dim, "--heads": heads}.items():
+        require_count(name, size, most=_LARGEST)
     sizes = lengths(longest, shortest=64)
     machine, stderr = describe_machine(), stderr_console()
     expected = {"speed": PARTS["speed"].expected_seconds(Settings(longest=longest))}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from annattn.errors import InputError
 from annattn.experiments.recipe import Recipe, read_recipe, write_recipe
-from annattn.files import write_json, write_text
+from annattn.files import held, write_json, write_text
 from annattn.interrupts import between_steps
 from annattn.nn import Transformer
 from annattn.nn.checkpoint import check_tensors, read_tensors, save_model, write_tensors
@@ -54,7 +54,8 @@ def train(
         recipe: what to train.
         seed: decides the initial weights, the data, and the hash functions of every step.
         folder: where the state is saved: every `save_every` steps, at the end, and on Ctrl-C, which waits for the end
-            of a step. A run found there is continued if it has the same recipe and seed, and refused otherwise.
+            of a step. A run found there is continued if it has the same recipe and seed, and refused otherwise; so is a
+            folder that another process trains in.
         save_every: steps between two saves.
         report: called after every step.
         stop_at: stop before this step, as if interrupted.
@@ -66,26 +67,28 @@ def train(
     """
     if save_every < 1:
         raise InputError("save_every", given=save_every, expected="at least 1 step")
-    run = _Run(recipe, check_seed(seed), Path(folder) if folder is not None else None)
-    last = recipe.steps if stop_at is None else min(stop_at, recipe.steps)
-    started = time.perf_counter()
-    # Half a step would be saved as none, and the continued run would be wrong.
-    with between_steps() as stop_if_asked:
-        try:
-            while run.step < last:
-                loss, error = run.advance()
-                run.note(loss, error)
-                if report:
-                    report(Progress(run.step, recipe.steps, loss, error, time.perf_counter() - started))
-                stop_if_asked()
-                if run.step % save_every == 0 and run.step < last:
-                    run.save()
-        except KeyboardInterrupt:
+    place = Path(folder) if folder is not None else None
+    with held(place) if place is not None else contextlib.nullcontext():
+        run = _Run(recipe, check_seed(seed), place)
+        last = recipe.steps if stop_at is None else min(stop_at, recipe.steps)
+        started = time.perf_counter()
+        # Half a step would be saved as none, and the continued run would be wrong.
+        with between_steps() as stop_if_asked:
+            try:
+                while run.step < last:
+                    loss, error = run.advance()
+                    run.note(loss, error)
+                    if report:
+                        report(Progress(run.step, recipe.steps, loss, error, time.perf_counter() - started))
+                    stop_if_asked()
+                    if run.step % save_every == 0 and run.step < last:
+                        run.save()
+            except KeyboardInterrupt:
+                run.save()
+                raise
             run.save()
-            raise
-        run.save()
-        stop_if_asked()
-    return run.model.with_attention(*recipe.model.attention)
+            stop_if_asked()
+        return run.model.with_attention(*recipe.model.attention)
 
 
 class _Run:
@@ -112,7 +115,9 @@ class _Run:
             group["lr"] = self._rate()
         drawn = int(rng.integers(2**31))
         model = self.model.with_attention(*recipe.attention_at(step)).draw(drawn)
-        logits = model(inputs)[mask]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(drawn)  # what dropout draws in this step, whether or not the run was stopped before it
+            logits = model(inputs)[mask]
         loss = torch.nn.functional.cross_entropy(logits, targets[mask])
         if not loss.isfinite():
             raise InputError(

@@ -6,6 +6,7 @@ queries and keys get as a word of GRADIENTS. Each op describes its call to `choo
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from annattn.errors import InputError
 from annattn.kernels.dispatch import choose
@@ -28,9 +29,29 @@ __all__ = [
 ]
 
 
+_transforms_active = torch._C._are_functorch_transforms_active
+
+
 def _runs_now() -> bool:
     """Whether nobody is tracing or transforming the call, so that what needs no gradient can do without an op."""
-    return not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+    return not torch.compiler.is_compiling() and not _transforms_active()
+
+
+def _refuse_transforms(query: Tensor, key: Tensor) -> None:
+    """Say that torch.func and forward-mode differentiation cannot see through an op.
+
+    They would take its output for a constant, or fail somewhere inside torch. Batches of values alone (vmap) work.
+    """
+    top = torch._C._functorch.peek_interpreter_stack()
+    batches = top is not None and top.key() == torch._C._functorch.TransformType.Vmap
+    if batches and not any(torch._C._functorch.is_batchedtensor(x) for x in (query, key)):
+        return
+    raise InputError(
+        "attention",
+        given="a call inside torch.func (grad, vjp, jvp, jacrev, vmap over queries or keys) or forward-mode AD",
+        expected="a call outside of them",
+        hint="use torch.autograd.grad or backward() for gradients, and the batch axis in place of vmap",
+    )
 
 
 def hash_call(hasher: Hasher, query: Tensor, key: Tensor) -> Call:
@@ -78,6 +99,8 @@ def _bucket_mean(
 
 def hash_pair(hasher: Hasher, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Codes of queries and keys, comparable with each other; traceable for the families listed in FAMILIES."""
+    if not torch.compiler.is_compiling() and (_transforms_active() or forward_ad._current_level >= 0):
+        _refuse_transforms(query, key)
     if _runs_now() or type(hasher.family) not in FAMILIES.values():
         return choose(hash_call(hasher, query, key)).hash_pair(hasher, query.detach(), key.detach())
     return _hash_pair(query, key, list(hasher.parameters), hasher.spec)
@@ -117,9 +140,15 @@ def _(query_codes, key_codes):
     return tuple(x.new_empty(x.shape) for x in (query_codes, key_codes))
 
 
-@torch.library.custom_op("annattn::equal_rows", mutates_args=())
 def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Codes in one table that are equal exactly when rows are."""
+    if not torch.compiler.is_compiling() and (_transforms_active() or forward_ad._current_level >= 0):
+        _refuse_transforms(query, key)
+    return _equal_rows(query, key)
+
+
+@torch.library.custom_op("annattn::equal_rows", mutates_args=())
+def _equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     if query.ndim != 4 or key.ndim != 4 or query.shape[3] != key.shape[3] or query.dtype != key.dtype:
         given = f"{query.dtype} {tuple(query.shape)} and {key.dtype} {tuple(key.shape)}"
         raise InputError("rows to compare", given=given, expected="(batch, heads, n, dim) of one dtype and dim")
@@ -127,7 +156,7 @@ def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     return choose(call).equal_rows(query, key)
 
 
-@equal_rows.register_fake
+@_equal_rows.register_fake
 def _(query, key):
     return tuple(x.new_empty(*x.shape[:-1], 1, dtype=torch.int64) for x in (query, key))
 
@@ -241,6 +270,18 @@ def _bucket_attention_gradient(
 @_bucket_attention_gradient.register_fake
 def _(query, key, value, query_codes, key_codes, grad, out, count, order, buckets, gradient, spec):
     return torch.empty_like(query), torch.empty_like(key)
+
+
+def _not_twice(ctx, *_):
+    raise InputError(
+        "gradient",
+        given="a derivative of the gradient that queries and keys get",
+        expected="one differentiation",
+        hint='pass gradient="none" to differentiate by the values as often as you like',
+    )
+
+
+_bucket_attention_gradient.register_autograd(_not_twice)
 
 
 def _gradient(operation: Operation, inputs: GradientInputs, tables: int) -> tuple[Tensor, Tensor]:
@@ -387,6 +428,9 @@ def _newest_attention_gradient(
 @_newest_attention_gradient.register_fake
 def _(query, key, value, positions, grad, out, gradient, spec):
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+_newest_attention_gradient.register_autograd(_not_twice)
 
 
 def _keep_newest(ctx, inputs, output):

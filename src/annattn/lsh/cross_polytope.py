@@ -106,9 +106,9 @@ class CrossPolytope(HashFamily):
 @lru_cache(maxsize=64)
 def _log_grid(family: CrossPolytope) -> tuple[Tensor, Tensor]:
     """Equally spaced angles, and log p at them; where p is too small to be known, the last known."""
-    edges = torch.linspace(1e-3, math.pi - 1e-3, 65, dtype=torch.float64)
+    edges = torch.linspace(1e-3, math.pi - 1e-3, 65, dtype=torch.float64, device="cpu")
     known = [max(family.collision_probability(2 * math.sin(angle / 2)), 1e-5) for angle in edges.tolist()]
-    return edges, torch.tensor(known, dtype=torch.float64).log()
+    return edges, torch.tensor(known, dtype=torch.float64, device="cpu").log()
 
 
 @lru_cache(maxsize=64)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from annattn.checks import require_number
 from annattn.errors import InputError
 from annattn.lsh.family import HashFamily
 
@@ -25,9 +26,8 @@ class Euclidean(HashFamily):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (0 < self.width < math.inf):
-            raise InputError("width", given=self.width, expected="a finite number greater than 0")
-        object.__setattr__(self, "width", float(self.width))
+        width = require_number("width", self.width, "a finite number greater than 0", low=math.ulp(0.0))
+        object.__setattr__(self, "width", width)
 
     @property
     def values(self) -> None:

@@ -14,7 +14,7 @@ from annattn.lsh.hasher import Hasher
 
 __all__ = ["HashFamily", "Sensitivity", "unit_angle"]
 
-_MOST = 2**40  # functions in one drawing: NumPy's own words for more are about dimensions
+_MOST = 2**28  # coordinates of all functions in one drawing: 2 GiB, and some seconds
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class HashFamily(ABC):
     @property
     def linear_slope(self) -> float:
         """One number to stand for `log_slope` everywhere: its value at the right angle, or a better one."""
-        slope = self.log_slope(torch.zeros(1, dtype=torch.float64))
+        slope = self.log_slope(torch.zeros(1, dtype=torch.float64, device="cpu"))
         return 0.0 if slope is None else slope.item()
 
     def hashable(self, rows: Tensor) -> Tensor:
@@ -159,7 +159,8 @@ class HashFamily(ABC):
         """
         tables, hashes = require_count("tables", tables), require_count("hashes", hashes)
         heads = require_count("heads", heads)
-        require_count("tables times hashes", heads * tables * hashes, most=_MOST)
+        size = heads * tables * hashes * self.dim
+        require_count("heads times tables times hashes times dim", size, most=_MOST)
         seed = require_count("seed", seed, least=0)
         # RandomState, unlike Generator, promises the same stream in every NumPy release.
         bits = np.random.MT19937(np.random.SeedSequence(seed))

@@ -14,6 +14,7 @@ from annattn.attention import MECHANISMS, AttentionConfig
 from annattn.errors import InputError
 from annattn.files import as_json, write_bytes, write_text
 from annattn.nn.transformer import Transformer, TransformerConfig
+from annattn.seeds import check_seed
 
 __all__ = [
     "check_tensors",
@@ -48,7 +49,10 @@ def save_model(model: Transformer, path: str | Path, *, notes: dict[str, Any] | 
     if not isinstance(model, Transformer):
         raise InputError("model", given=type(model).__name__, expected="a Transformer")
     try:
-        text = as_json({"format": FORMAT, "model": write_config(model.config), "notes": notes or {}})
+        described_as = {"format": FORMAT, "model": write_config(model.config), "notes": notes or {}}
+        if any(seed is not None for seed in model.drawn):
+            described_as["drawn"] = model.drawn
+        text = as_json(described_as)
     except (TypeError, ValueError, RecursionError) as wrong:
         raise InputError("notes", given=str(wrong), expected="what JSON can hold") from None
     described.parent.mkdir(parents=True, exist_ok=True)
@@ -73,12 +77,27 @@ def load_model(path: str | Path) -> Transformer:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise InputError(f"format of {described}", given=found, expected=str(FORMAT))
     config, tensors = read_config(data.get("model"), str(described)), read_tensors(weights)
+    drawn = _read_drawn(data.get("drawn"), config, str(described))
+    # One dtype for all, as model.half() makes it; a mixture is judged by the check.
+    kinds = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    dtype = kinds.pop() if len(kinds) == 1 else torch.float32
     with torch.device("meta"):
         # Shapes alone, so that a config of another size is known before it takes memory.
-        check_tensors(Transformer(config), tensors, str(weights))
-    model = Transformer(config)
+        check_tensors(Transformer(config).to(dtype), tensors, str(weights))
+    model = Transformer(config).to(dtype)
     model.load_state_dict(tensors)
+    if drawn is not None:
+        model.drawn = drawn
     return model
+
+
+def _read_drawn(data: Any, config: TransformerConfig, where: str) -> list[int | None] | None:
+    """The seeds of the layers' hash functions, where `draw` replaced those of the config."""
+    if data is None:
+        return None
+    if not isinstance(data, list) or len(data) != config.layers:
+        raise InputError(f"drawn of {where}", given=repr(data)[:80], expected="a seed for each layer, or none at all")
+    return [None if seed is None else check_seed(seed) for seed in data]
 
 
 def checkpoint_files(path: str | Path) -> tuple[Path, Path]:

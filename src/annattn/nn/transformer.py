@@ -153,8 +153,7 @@ class Transformer(nn.Module):
             raise InputError("tokens", given=given, expected="a tensor of int64")
         if tokens.ndim != 2:
             raise InputError("tokens", given=f"shape {tuple(tokens.shape)}", expected="(batch, n)")
-        if first_position < 0:
-            raise InputError("first_position", given=first_position, expected="at least 0")
+        require_count("first_position", first_position, least=0)
         n = tokens.shape[1]
         positions = torch.arange(first_position, first_position + n, device=tokens.device)
         try:
@@ -185,7 +184,7 @@ class Transformer(nn.Module):
                 "attention", given=f"{len(attention)} mechanisms", expected=f"1, or {layers}: one per layer"
             )
         chosen = _mechanisms(attention * layers if len(attention) == 1 else attention)
-        other = _own_registries(copy.copy(self))
+        other = _shared(self)
         other.config = replace(self.config, attention=chosen)
         other.blocks = nn.ModuleList(
             block.with_attention(mechanism) for block, mechanism in zip(self._blocks, chosen, strict=True)
@@ -197,6 +196,16 @@ class Transformer(nn.Module):
         for block in self._blocks:
             block.draw(check_seed(seed))
         return self
+
+    @property
+    def drawn(self) -> list[int | None]:
+        """The seed of each layer's hash functions; None for a layer that has those of its description."""
+        return [block.seed for block in self._blocks]
+
+    @drawn.setter
+    def drawn(self, seeds: Sequence[int | None]) -> None:
+        for block, seed in zip(self._blocks, seeds, strict=True):
+            block.draw(seed)
 
     @property
     def _blocks(self) -> Sequence["_Block"]:
@@ -252,7 +261,7 @@ class _Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
     def with_attention(self, mechanism: AttentionConfig) -> "_Block":
-        other = _own_registries(copy.copy(self))
+        other = _shared(self)
         other._modules.pop("attend", None)
         other.mechanism = mechanism
         other.draw(None)
@@ -263,7 +272,7 @@ class _Block(nn.Module):
         self.seed = seed
         if "attend" not in self._modules:
             bound = self.mechanism.bind(self.config.head_dim, self.layer, seed)
-            self.attend = bound.to(self.out.weight) if isinstance(bound, nn.Module) else bound
+            self.attend = bound.to(self.out.weight).train(self.training) if isinstance(bound, nn.Module) else bound
 
     def __getstate__(self) -> dict[str, Any]:
         # Hash functions are not written: the seed gives them again.
@@ -274,11 +283,14 @@ class _Block(nn.Module):
         self.draw(self.seed)
 
 
-def _own_registries(module: "_M") -> "_M":
-    """What is registered on a copy from now on must not appear on the original."""
-    for name in ("_modules", "_parameters", "_buffers"):
-        object.__setattr__(module, name, dict(getattr(module, name)))
-    return module
+def _shared(module: _M) -> _M:
+    """A copy with the same parameters and buffers; what is registered on it from now on, at any depth, is its own."""
+    other = copy.copy(module)
+    for name, value in vars(other).items():
+        if isinstance(value, dict):  # parameters, buffers, and the hooks of every kind
+            object.__setattr__(other, name, value.copy())
+    object.__setattr__(other, "_modules", {name: child and _shared(child) for name, child in module._modules.items()})
+    return other
 
 
 def _mechanisms(attention: Sequence[object]) -> tuple[AttentionConfig, ...]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Self
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from annattn.checks import did_you_mean, require_choice
 from annattn.errors import InputError
-from annattn.files import replacing
+from annattn.files import replacing, resolved
 
 __all__ = ["FLOATS", "ArrayFile", "ArrayWriter", "OutputFile", "dtype_name"]
 
@@ -92,7 +93,7 @@ class OutputFile:
     dtype: torch.dtype
 
     def __post_init__(self) -> None:
-        kind, target = _kind("output", self.path), self.path.resolve()
+        kind, target = _kind("output", self.path), resolved(self.path)
         if kind == _NPY and self.dtype == torch.bfloat16:
             raise InputError("output", given="bfloat16 in a .npy file", expected="a .safetensors file")
         if not target.parent.is_dir():
@@ -152,7 +153,7 @@ def _errors_as_input_errors(role: str, path: Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (SafetensorError, ValueError, TypeError, OverflowError, EOFError, SyntaxError) as wrong:
+    except (SafetensorError, ValueError, TypeError, OverflowError, EOFError, SyntaxError, TokenError) as wrong:
         raise InputError(role, given=str(path), expected=f"a complete {path.suffix} file", hint=str(wrong)) from None
 
 

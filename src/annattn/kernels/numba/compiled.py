@@ -1,17 +1,21 @@
-"""How kernels are compiled: without the GIL, cached on disk where that is possible, and never in silence."""
+"""How kernels are compiled: without the GIL, kept on disk where that is possible, and never in silence."""
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core.caching import FunctionCache
 
 __all__ = ["kernel", "say_if_slow"]
 
 _PATIENCE = 1.0  # seconds
-_NOTICE = "annattn: loading or compiling kernels; what is compiled is kept on disk for the next time\n"
+_NOTICE = "annattn: loading or compiling kernels\n"
+_KEPT = "annattn: the compiled kernels are kept on disk for the next time\n"
 
 
 def kernel(function: Callable[..., Any] | None = None, *, fastmath: set[str] | bool = False) -> Any:
@@ -21,15 +25,48 @@ def kernel(function: Callable[..., Any] | None = None, *, fastmath: set[str] | b
     """
     if function is None:
         return lambda function: kernel(function, fastmath=fastmath)
-    options: dict[str, Any] = {"nogil": True, "fastmath": fastmath}
-    try:
-        return numba.njit(function, cache=True, **options)
-    except RuntimeError:
-        # Numba found no directory it may write to: compile anew in every process.
-        return numba.njit(function, **options)
+    compiled = numba.njit(function, nogil=True, fastmath=fastmath)
+    # Where Numba finds no folder that it may write to, every process compiles anew.
+    with contextlib.suppress(RuntimeError):
+        compiled._cache = _Kept(function)
+    return compiled
 
 
-_said = threading.Event()
+class _Kept(FunctionCache):
+    """Numba's files of one compiled function; damaged ones are deleted, and a full disk is no error."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """What is on disk for this signature; None, if that is nothing or damaged."""
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # whatever unpickling a damaged file raises
+            self._delete()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Write to disk, if it can be written to."""
+        try:
+            super().save_overload(sig, data)
+        except OSError:
+            return
+        except Exception:  # a damaged index, which is read before it is written again
+            self._delete()
+            return
+        _saved.set()
+
+    def _delete(self) -> None:
+        base = self._impl.filename_base
+        with contextlib.suppress(OSError):
+            for path in Path(self._cache_path).glob(f"{_literally(base)}.*nb[ic]"):
+                path.unlink(missing_ok=True)
+
+
+def _literally(name: str) -> str:
+    """A name as a pattern that matches nothing else."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+_said, _saved, _said_saved = threading.Event(), threading.Event(), threading.Event()
 
 
 def _say() -> None:
@@ -41,7 +78,7 @@ def _say() -> None:
 
 @contextmanager
 def say_if_slow() -> Iterator[None]:
-    """Tell whoever is at the screen if the block takes more than a second."""
+    """Tell whoever is at the screen if the block takes more than a second, and what comes of the wait."""
     timer = threading.Timer(_PATIENCE, _say)
     timer.daemon = True
     timer.start()
@@ -49,3 +86,6 @@ def say_if_slow() -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        if _said.is_set() and _saved.is_set() and not _said_saved.is_set():
+            _said_saved.set()
+            sys.stderr.write(_KEPT)

@@ -28,7 +28,7 @@ _BLOCK = 2**17  # projections in one block: half a MB, which a near cache holds
 _TILE = 1024  # rows packed at a time, so that all there is per row stays in the nearest cache
 _LANES = 64  # rows of a block are a multiple of this
 _PIECE = 2**18  # projections that are worth a thread of their own
-_ONE_COPY = torch.empty(1, 0)
+_ONE_COPY = torch.empty(1, 0, device="cpu")
 
 # |float32 dot product − exact| ≤ γ ‖x‖‖a‖ with γ = k·u/(1 − k·u), u = 2^−24 and k = dim + 1 roundings, one of them that
 # of float64 rows to float32; a little more covers the rounding of the bound itself.
@@ -93,7 +93,7 @@ def _hash_by_products(hasher: Hasher, parts: list[tuple[Tensor, np.ndarray, int]
         # The same room each time: fresh memory would cost as much as the product.
         if getattr(_kept, "room", None) is None or len(_kept.room) < functions * len(part) or _kept.room.dtype != dtype:
             with torch.inference_mode(False):
-                _kept.room = torch.empty(max(_BLOCK, functions * len(part)), dtype=dtype)
+                _kept.room = torch.empty(max(_BLOCK, functions * len(part)), dtype=dtype, device="cpu")
         product = _kept.room[: functions * len(part)].view(functions, len(part))
         # Autocast knows mm, and leaves mm with an `out` alone.
         torch.mm(vectors[mine], part.T, out=product)

@@ -20,7 +20,7 @@ def newest(target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
     heads, _, _ = heads_and_shares(target_codes, source_codes)
     batch, _, n, tables = target_codes.shape
     m = source_codes.shape[2]
-    found = torch.full(target_codes.shape, NOT_FOUND, dtype=torch.int64)
+    found = torch.full(target_codes.shape, NOT_FOUND, dtype=torch.int64, device="cpu")
     if not target_codes.numel() or not source_codes.numel():
         return found
     targets = target_codes.contiguous().numpy().reshape(batch * heads, -1, n, tables)
@@ -40,7 +40,7 @@ def newest(target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
 
 def newest_mean(value: Tensor, newest: Tensor) -> Tensor:
     """The mean over tables of the values at the positions found: see `Backend.newest_mean`."""
-    mean = torch.zeros(*newest.shape[:3], value.shape[-1], dtype=value.dtype)
+    mean = value.new_zeros(*newest.shape[:3], value.shape[-1])
     if not mean.numel() or not value.numel():
         return mean
     values, found, shape = _by_group(value, newest)
@@ -51,7 +51,7 @@ def newest_mean(value: Tensor, newest: Tensor) -> Tensor:
 
 def newest_value_gradient(value: Tensor, newest: Tensor, grad: Tensor) -> Tensor:
     """The gradient of `newest_mean` for the values: see `Backend.newest_value_gradient`."""
-    grad_value = torch.zeros(value.shape, dtype=grad.dtype)
+    grad_value = grad.new_zeros(value.shape)
     if not grad.numel() or not value.numel():
         return grad_value
     _, found, shape = _by_group(value, newest)
@@ -68,13 +68,13 @@ def newest_gradient(inputs: GradientInputs) -> tuple[Tensor, Tensor]:
     assert inputs.newest is not None
     dtype, constant = inputs.grad.dtype, inputs.slope.constant
     if not inputs.query.numel() or not inputs.value.numel():
-        return torch.zeros(inputs.query.shape, dtype=dtype), torch.zeros(inputs.key.shape, dtype=dtype)
+        return inputs.grad.new_zeros(inputs.query.shape), inputs.grad.new_zeros(inputs.key.shape)
     query, query_length = directions_and_lengths(inputs.query.to(dtype))
     key, key_length = directions_and_lengths(inputs.key.to(dtype))
     values, found, shape = _by_group(inputs.value.to(dtype), inputs.newest)
     weight = inputs.grad / inputs.count[..., None].clamp(min=1)
     level = (weight * inputs.out.to(dtype).nan_to_num(0, 0, 0)).sum(-1)
-    grad_query, grad_key = torch.zeros(query.shape, dtype=dtype), torch.zeros(key.shape, dtype=dtype)
+    grad_query, grad_key = torch.zeros_like(query), torch.zeros_like(key)
     queries, to_query = (x.contiguous().numpy().reshape(*shape, x.shape[-1]) for x in (query, grad_query))
     keys, to_key = (x.contiguous().numpy().reshape(-1, *x.shape[2:]) for x in (key, grad_key))
     weights = weight.contiguous().numpy().reshape(*shape, weight.shape[-1])

@@ -10,7 +10,6 @@ whoever does it. So results are the same to the bit for any number of threads.
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from annattn.kernels.interface import SumInputs
@@ -63,7 +62,7 @@ def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool) -> tuple[T
     groups = batch * heads
     if not target_codes.numel() or not source_codes.numel():
         lost[0] = True  # for all that is known: nobody looked
-        return value.new_zeros(*target_codes.shape[:3], width), torch.zeros(target_codes.shape[:3], dtype=torch.int64)
+        return value.new_zeros(*target_codes.shape[:3], width), target_codes.new_zeros(target_codes.shape[:3])
     out = memory.empty(*target_codes.shape[:3], width, dtype=value.dtype)
     count = memory.empty(*target_codes.shape[:3])
     targets = target_codes.transpose(2, 3).contiguous().numpy().reshape(groups, share, tables, n)

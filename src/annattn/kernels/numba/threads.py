@@ -41,13 +41,13 @@ def run_pieces(work: Callable[[int], object], count: int, *kind: object, calls_t
         with say_if_slow():
             run_pieces(work, count, calls_torch=calls_torch)
         _warm.add(kind)
-        return
+        return None
     threads = torch.get_num_threads()
     # In a forked child, torch's OpenMP waits forever for threads that only the parent has.
     if threads == 1 or (count < 2 and not (calls_torch and _forked)):
         for piece in range(count):
             work(piece)
-        return
+        return None
     pieces = itertools.count()
 
     def drain() -> None:
@@ -55,7 +55,10 @@ def run_pieces(work: Callable[[int], object], count: int, *kind: object, calls_t
             work(piece)
 
     # Otherwise the caller works too, so that nothing waits for a free thread of the pool.
-    futures = [_threads().submit(drain) for _ in range(min(threads, count) - (not calls_torch))]
+    try:
+        futures = [_threads().submit(drain) for _ in range(min(threads, count) - (not calls_torch))]
+    except RuntimeError:  # the interpreter is shutting down, and starts no threads any more
+        return drain()
     try:
         if not calls_torch:
             drain()

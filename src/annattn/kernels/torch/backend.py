@@ -3,6 +3,9 @@
 Buckets add up in float64, so that sums do not drift however many values a bucket holds.
 """
 
+import functools
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -16,6 +19,21 @@ from annattn.lsh import IGNORED, NO_BUCKET, Hasher, Identity
 __all__ = ["TorchBackend"]
 
 _BLOCK = 128  # targets of a causal block: pairs inside it are compared one by one, earlier ones read from the tables
+
+
+def _in_full(method):
+    """The method without autocast: what the caller allows of lower precision in a model is not meant for sums."""
+
+    @functools.wraps(method)
+    def outside(self, *arguments):
+        device = next((x.device for x in arguments if isinstance(x, Tensor)), None)
+        device = arguments[0].value.device if device is None else device
+        if not torch.is_autocast_enabled(device.type):
+            return method(self, *arguments)
+        with torch.autocast(device.type, enabled=False):
+            return method(self, *arguments)
+
+    return outside
 
 
 class TorchBackend(Backend):
@@ -39,6 +57,7 @@ class TorchBackend(Backend):
         codes = [codes.masked_fill(codes == NO_BUCKET, IGNORED) for codes in hasher.joint_codes(query, key)]
         return codes[0], codes[1]
 
+    @_in_full
     def bucket_sum(self, inputs: SumInputs) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
         target_codes, source_codes, value, order = inputs.target_codes, inputs.source_codes, inputs.value, inputs.order
@@ -92,9 +111,14 @@ class TorchBackend(Backend):
                 count[:, :, block] += shared.sum((2, 4))
                 total[:, :, block] += _weighted(shared, value[:, None, :, seen:end]).sum(2)
 
+    @_in_full
     def bucket_mean(self, inputs: SumInputs) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
         total, count = self.bucket_sum(inputs)
+        if total.dtype != torch.float64 and total.device.type != "mps" and not bool(total.isfinite().all()):
+            # A sum may overflow where the mean does not.
+            mean, count = self.bucket_mean(replace(inputs, value=inputs.value.double()))
+            return mean.to(total.dtype), count
         unknown = nan_targets(inputs.target_codes, inputs.source_codes, inputs.order)[..., None]
         return (total / count[..., None].clamp(min=1)).masked_fill(unknown, torch.nan), count
 
@@ -143,6 +167,7 @@ class TorchBackend(Backend):
             grad_value.scatter_add_(2, index, torch.where((position >= 0)[..., None], weight, 0))
         return grad_value
 
+    @_in_full
     def query_key_gradient(self, inputs: GradientInputs) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
         return collision_gradient(inputs) if inputs.newest is None else newest_gradient(inputs)

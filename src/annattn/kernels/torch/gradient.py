@@ -216,7 +216,7 @@ def _one_bucket(part: _Rows, keys: Tensor, horizon: Tensor | None, slope: Slope)
 
 def _pairs_of_bucket(part: _Rows, keys: Tensor, horizon: Tensor | None, slope: Slope) -> tuple[Tensor, Tensor]:
     to_query, to_key = torch.empty_like(part.query), torch.zeros_like(part.key)
-    for at in torch.arange(len(part.query)).split(_CHUNK):
+    for at in torch.arange(len(part.query), device=part.query.device).split(_CHUNK):
         here = slice(int(at[0]), int(at[-1]) + 1)
         push = part.weight[here] @ part.value.mT - part.level[here, None]
         push *= slope.constant if slope.constant is not None else slope(part.query[here] @ part.key.mT)
