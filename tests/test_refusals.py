@@ -43,7 +43,7 @@ def test_sparse_and_nested_tensors_are_named(which):
     given = {"query": query, "key": key, "value": value}
     given[which] = given[which].to_sparse()
     with pytest.raises(InputError, match=rf"{which}: got a tensor of layout torch.sparse_coo"):
-        aa.anna_attention(**given, hasher=HASHER)
+        aa.anna_attention(given["query"], given["key"], given["value"], HASHER)
 
 
 def test_a_mask_on_another_device_is_named():
@@ -92,11 +92,12 @@ def test_what_a_copy_registers_stays_with_it():
     model = model_with(SoftmaxConfig())
     names = list(model.state_dict())
     copy = model.with_attention(AnnaConfig(tables=2, hashes=2))
+    mlp, out = copy.get_submodule("blocks.0.mlp"), copy.get_submodule("blocks.0.out")
     copy.register_parameter("more", torch.nn.Parameter(torch.ones(1)))
-    copy.blocks[0].mlp.register_parameter("more", torch.nn.Parameter(torch.ones(1)))
-    copy.blocks[0].mlp.register_buffer("other", torch.ones(1))
+    mlp.register_parameter("more", torch.nn.Parameter(torch.ones(1)))
+    mlp.register_buffer("other", torch.ones(1))
     copy.register_forward_hook(lambda *_: pytest.fail("the original ran a hook of its copy"))
-    copy.blocks[0].out.register_forward_hook(lambda *_: pytest.fail("a layer of it did"))
+    out.register_forward_hook(lambda *_: pytest.fail("a layer of it did"))
     model(TOKENS)
     assert list(model.state_dict()) == names
     assert all(a is b for a, b in zip(model.head.parameters(), copy.head.parameters(), strict=True))

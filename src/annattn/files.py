@@ -103,6 +103,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def _who_holds(folder: Path, path: Path) -> InputError:
+    who = ""
     with contextlib.suppress(OSError, ValueError):
         who = " ".join(path.read_text(errors="replace").split())[:200]
     return InputError(

@@ -310,7 +310,7 @@ def test_a_backend_that_cannot_be_imported_is_passed_over_and_named(monkeypatch)
 def test_rows_are_divided_by_their_counts_whatever_their_layout(backend, dtype):
     rows = torch.arange(2 * 3 * 5 * 4).reshape(2, 5, 3, 4).transpose(1, 2).to(dtype)
     counts = torch.arange(2 * 3 * 5).reshape(2, 3, 5)
-    call = Call("bucket_sum", rows.device, dtype, (2, 3, 5), (2, 3, 5), 1, 4)
+    call = Call("bucket_sum", rows.device, torch.float32, (2, 3, 5), (2, 3, 5), 1, 4)
     with use_backend(backend):
         got = choose(call).divide_rows(rows, counts)
     torch.testing.assert_close(got, rows / counts.clamp(min=1)[..., None])

@@ -8,6 +8,8 @@ import annattn as aa
 from annattn.errors import InputError
 from annattn.kernels import BACKENDS, use_backend
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # of torch, by torch
+
 HASHER = aa.lsh.Hyperplane(8).sample(tables=4, hashes=3)
 QUERY, KEY, VALUE = torch.randn(3, 1, 2, 300, 8, generator=torch.Generator().manual_seed(0))
 ATTENDS = {

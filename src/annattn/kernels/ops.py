@@ -6,6 +6,7 @@ queries and keys get as a word of GRADIENTS. Each op describes its call to `choo
 
 import torch
 from torch import Tensor
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.autograd import forward_ad
 
 from annattn.errors import InputError
@@ -42,9 +43,9 @@ def _refuse_transforms(query: Tensor, key: Tensor) -> None:
 
     They would take its output for a constant, or fail somewhere inside torch. Batches of values alone (vmap) work.
     """
-    top = torch._C._functorch.peek_interpreter_stack()
-    batches = top is not None and top.key() == torch._C._functorch.TransformType.Vmap
-    if batches and not any(torch._C._functorch.is_batchedtensor(x) for x in (query, key)):
+    top = _functorch.peek_interpreter_stack()
+    batches = top is not None and top.key() == _functorch.TransformType.Vmap
+    if batches and not any(_functorch.is_batchedtensor(x) for x in (query, key)):
         return
     raise InputError(
         "attention",

@@ -28,7 +28,7 @@ def kernel(function: Callable[..., Any] | None = None, *, fastmath: set[str] | b
     compiled = numba.njit(function, nogil=True, fastmath=fastmath)
     # Where Numba finds no folder that it may write to, every process compiles anew.
     with contextlib.suppress(RuntimeError):
-        compiled._cache = _Kept(function)
+        compiled._cache = _Kept(function)  # pyright: ignore[reportAttributeAccessIssue]
     return compiled
 
 
