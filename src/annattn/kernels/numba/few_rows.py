@@ -48,8 +48,11 @@ class FewRows:
                               for x in inputs], 1)  # fmt: skip
         rows = rows.float()
         product = torch.empty(draws, rows.shape[1], self._vectors.shape[1], device="cpu")
-        # Autocast knows bmm, and leaves one with an `out` alone.
-        torch.bmm(rows, self._vectors.transpose(1, 2), out=product)
+        # Autocast knows both products, and leaves those with an `out` alone.
+        if draws == 1:
+            torch.mm(rows[0], self._vectors[0].T, out=product[0])
+        else:
+            torch.bmm(rows, self._vectors.transpose(1, 2), out=product)
         codes = np.empty((draws, rows.shape[1], hasher.tables), np.int64)
         run_pieces(
             lambda _: _pack(product.numpy(), rows.numpy(), self._planes, self._spread, hasher.hashes, codes), 1, "few"

@@ -132,7 +132,8 @@ class NumbaTables(Tables):
             passed = max(0, len(tokens) - layout.history)
             entering.append(tokens[:passed])
             staying.append(tokens[passed:])
-        self._go_rows_only(int((self._counts - self._late[:, 1]).max()) + max(map(len, entering)))
+        new_ones = max(map(len, entering))
+        self._go_rows_only(int((self._counts - self._late[:, 1]).max()) + new_ones, new_ones)
         self._fold(self._late_codes, self._late_values.reshape(-1), self._starts, layout.width, leaving)
         self._fold(lines, flat, starts.reshape(-1), stride, entering)
         if n >= _MANY:
@@ -213,11 +214,15 @@ class NumbaTables(Tables):
             store.rehash(line, head.tables, entries.reshape(-1), keys.reshape(-1), entries.shape[1])
         head.write_to(line)
 
-    def _go_rows_only(self, tokens: int) -> None:
+    def _go_rows_only(self, tokens: int, new: int) -> None:
         """Keep rows and no values, if so many tokens would crowd all buckets."""
         if not self.layout.keep_newest and tokens > _CROWDED * self.layout.buckets:
             for group in np.flatnonzero(self._lines[:, store.ONLY_ROWS] == 0).tolist():
                 self._keep_only_rows(group)
+            if new > _CROWDED * self.layout.buckets:  # room for all rows at once: what stays unused is given back
+                for head, line in zip(self._heads, self._lines, strict=True):
+                    _lengthen(head, ("sums", "counts"), head.tables * head.buckets)
+                    head.write_to(line)
 
     def _wasteful(self, group: int, tokens: int) -> bool:
         """Whether values and lists, with room for more tokens, take half as much as the rows that they stand for."""

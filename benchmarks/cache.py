@@ -1,0 +1,67 @@
+"""The decode cache beside a softmax cache: bytes, appending and a step, `python -m benchmarks.cache`.
+
+12 heads of dimension 64, 32 tables of 12 hashes. A softmax cache holds float32 keys and values.
+"""
+
+import statistics
+import sys
+import time
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import annattn as aa
+
+HEADS, DIM, TABLES, HASHES = 12, 64, 32, 12
+LENGTHS = (1, 64, 1_024, 4_096, 16_384, 65_536, 262_144)
+_STEPS = 200
+_PIECE = 65_536
+
+
+def tokens(n: int, seed: int) -> torch.Tensor:
+    """Queries, keys and values of n tokens."""
+    return torch.randn(3, 1, HEADS, n, DIM, generator=torch.Generator().manual_seed(seed))
+
+
+def measure(n: int, hasher: aa.lsh.Hasher) -> dict[str, float]:
+    """Bytes, seconds of appending, and seconds of a step at context n, after the answer was found right."""
+    cache = aa.BucketCache(hasher, heads=HEADS, value_dim=DIM)
+    seconds = 0.0
+    for first in range(0, n, _PIECE):
+        _, key, value = tokens(min(_PIECE, n - first), seed=first)
+        begin = time.perf_counter()
+        cache.append(key, value)
+        seconds += time.perf_counter() - begin
+    query, new_key, new_value = tokens(_STEPS, seed=2**31)
+    if n <= _PIECE:
+        _, key, value = tokens(n, seed=0)
+        expected = aa.anna_attention(query, key, value, hasher)
+        torch.testing.assert_close(cache.attend(query), expected, rtol=1e-4, atol=1e-5)
+    held, steps = cache.nbytes, []
+    for at in range(_STEPS):
+        one = [x[:, :, at : at + 1].contiguous() for x in (query, new_key, new_value)]
+        begin = time.perf_counter()
+        cache.step(*one)
+        steps.append(time.perf_counter() - begin)
+    return {"bytes": held, "append": seconds, "step": statistics.median(steps), "least": min(steps)}
+
+
+def main() -> None:
+    """Print a row per length."""
+    hasher = aa.lsh.Hyperplane(DIM).sample(tables=TABLES, hashes=HASHES, seed=0)
+    dense = HEADS * TABLES * 2**HASHES * 8 * (DIM + 1)
+    measure(64, hasher)  # compiled and warm before anything counts
+    table = Table("tokens", "cache MB", "/ softmax cache", "/ dense tables", "append s", "step ms", "least step ms")
+    for n in map(int, sys.argv[1:]) if sys.argv[1:] else LENGTHS:
+        found = measure(n, hasher)
+        softmax = 2 * 4 * HEADS * DIM * n
+        table.add_row(
+            f"{n:,}", f"{found['bytes'] / 1e6:.2f}", f"{found['bytes'] / softmax:.2f}", f"{found['bytes'] / dense:.3f}",
+            f"{found['append']:.3f}", f"{1e3 * found['step']:.3f}", f"{1e3 * found['least']:.3f}",
+        )  # fmt: skip
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
