@@ -63,8 +63,11 @@ def attention_inputs(draw, dim: int, dtypes=DTYPES, longest: int = 7) -> Inputs:
     return Inputs(rows(key_heads * share, queries), rows(key_heads, keys), value, draw(st.booleans()), mask)
 
 
-def brute_force(weights, inputs: Inputs, **options: Any) -> Tensor:
-    """Σ_j w_ij v_j head by head, with the weights of `reference`; float64."""
+def brute_force(weights, inputs: Inputs, needs: tuple[str, ...] = (), **options: Any) -> Tensor:
+    """Σ_j w_ij v_j head by head, with the weights of `reference`; float64.
+
+    `needs` names what else decides the weights: the head's values, or the order.
+    """
     batch, heads, queries, _ = inputs.query.shape
     share = heads // inputs.key.shape[1]
     out = torch.zeros(batch, heads, queries, inputs.value.shape[-1], dtype=torch.float64)
@@ -72,7 +75,9 @@ def brute_force(weights, inputs: Inputs, **options: Any) -> Tensor:
         mask = None if inputs.key_mask is None else inputs.key_mask[b]
         seen = reference.visible(queries, inputs.key.shape[2], is_causal=inputs.is_causal, key_mask=mask)
         for h in range(heads):
-            matrix = weights(inputs.query[b, h], inputs.key[b, h // share], seen, **options)
+            known = {"value": inputs.value[b, h // share], "is_causal": inputs.is_causal}
+            rows = inputs.query[b, h], inputs.key[b, h // share]
+            matrix = weights(*rows, seen, **options, **{name: known[name] for name in needs})
             out[b, h] = reference.attend(matrix, inputs.value[b, h // share])
     return out
 

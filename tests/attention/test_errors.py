@@ -41,7 +41,7 @@ def test_shapes_that_do_not_fit_are_named(mechanism: Mechanism, query, key, valu
         mechanism.attend(query, key, value, **mechanism.options(DIM))
 
 
-@OF_THREE
+@mechanisms(lambda config: config.takes_mask and not config.shared_query_key)
 @pytest.mark.parametrize(
     ("mask", "message"),
     [

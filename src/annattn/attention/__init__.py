@@ -2,18 +2,27 @@
 
 from annattn.attention import (
     anna,
+    based,
     collision,
     collision_softmax,
     exact_match,
+    hyper,
+    kdeformer,
     latest,
     latest_match,
+    linformer,
     low_rank,
+    performer,
+    polysketch,
     reference,
     reformer,
+    reformer_rounds,
+    routing,
     softmax,
     window,
 )
 from annattn.attention.anna import AnnaConfig, anna_attention
+from annattn.attention.based import BasedConfig, BasedFeatures
 from annattn.attention.collision import (
     ExpectedCollisionConfig,
     SampledCollisionConfig,
@@ -23,6 +32,9 @@ from annattn.attention.collision import (
 from annattn.attention.collision_softmax import CollisionSoftmaxConfig, collision_softmax_attention
 from annattn.attention.definition import AnnaParameters, AnnaReport, check_anna, softmax_parameters
 from annattn.attention.exact_match import ExactMatchConfig, exact_match_attention
+from annattn.attention.features import FeatureMap
+from annattn.attention.hyper import HyperConfig, hyper_attention
+from annattn.attention.kdeformer import KdeformerConfig, kdeformer_attention
 from annattn.attention.latest import (
     ExpectedLatestConfig,
     SampledLatestConfig,
@@ -30,10 +42,15 @@ from annattn.attention.latest import (
     sampled_latest_attention,
 )
 from annattn.attention.latest_match import LatestMatchConfig, latest_match_attention
+from annattn.attention.linformer import LinformerConfig, linformer_attention
 from annattn.attention.low_rank import LowRankConfig, low_rank_attention
 from annattn.attention.mechanism import AttentionConfig, HashedConfig, Mechanism
+from annattn.attention.performer import PerformerConfig, PerformerFeatures
 from annattn.attention.plan import Plan, plan
+from annattn.attention.polysketch import PolySketchConfig, PolySketchFeatures
 from annattn.attention.reformer import ReformerConfig, reformer_attention
+from annattn.attention.reformer_rounds import ReformerRoundsConfig, reformer_rounds_attention
+from annattn.attention.routing import RoutingConfig, routing_attention
 from annattn.attention.softmax import SoftmaxConfig, softmax_attention
 from annattn.attention.state import BucketState
 from annattn.attention.window import WindowConfig, window_attention
@@ -44,17 +61,29 @@ __all__ = [
     "AnnaParameters",
     "AnnaReport",
     "AttentionConfig",
+    "BasedConfig",
+    "BasedFeatures",
     "BucketState",
     "CollisionSoftmaxConfig",
     "ExactMatchConfig",
     "ExpectedCollisionConfig",
     "ExpectedLatestConfig",
+    "FeatureMap",
     "HashedConfig",
+    "HyperConfig",
+    "KdeformerConfig",
     "LatestMatchConfig",
+    "LinformerConfig",
     "LowRankConfig",
     "Mechanism",
+    "PerformerConfig",
+    "PerformerFeatures",
     "Plan",
+    "PolySketchConfig",
+    "PolySketchFeatures",
     "ReformerConfig",
+    "ReformerRoundsConfig",
+    "RoutingConfig",
     "SampledCollisionConfig",
     "SampledLatestConfig",
     "SoftmaxConfig",
@@ -65,11 +94,16 @@ __all__ = [
     "exact_match_attention",
     "expected_collision_attention",
     "expected_latest_attention",
+    "hyper_attention",
+    "kdeformer_attention",
     "latest_match_attention",
+    "linformer_attention",
     "low_rank_attention",
     "plan",
     "reference",
     "reformer_attention",
+    "reformer_rounds_attention",
+    "routing_attention",
     "sampled_collision_attention",
     "sampled_latest_attention",
     "softmax_attention",
@@ -89,6 +123,14 @@ MECHANISMS: dict[str, Mechanism] = {
     "sampled_latest": latest.SAMPLED,
     "collision_softmax": collision_softmax.MECHANISM,
     "low_rank": low_rank.MECHANISM,
+    "performer": performer.MECHANISM,
+    "polysketch": polysketch.MECHANISM,
+    "based": based.MECHANISM,
+    "linformer": linformer.MECHANISM,
     "reformer": reformer.MECHANISM,
+    "reformer_rounds": reformer_rounds.MECHANISM,
+    "hyper": hyper.MECHANISM,
+    "kdeformer": kdeformer.MECHANISM,
+    "routing": routing.MECHANISM,
 }
 """Every mechanism by the name it has in a checkpoint; the shared tests run over it."""

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from annattn.attention.features import FeatureMap
 from annattn.attention.inputs import accumulator, check_inputs, grouped, ungrouped
 from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism
 
@@ -19,10 +20,14 @@ def low_rank_attention(
     key_features: Float[Tensor, "batch key_heads keys rank"],
     value: Float[Tensor, "batch key_heads keys value_dim"],
     *,
+    features: FeatureMap | None = None,
     is_causal: bool = False,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """Q'(X) (K'(X)ᵀ V(X)), the r × m matrix in parentheses first: linear in n, and nothing is normalised.
+
+    With `features`, the first two arguments are queries and keys, Q' and K' are their features, and the output is
+    divided by the sum of the weights: zero where a query sees no key.
 
     >>> import annattn as aa
     >>> ones = torch.ones(1, 1, 3, 1)
@@ -30,6 +35,8 @@ def low_rank_attention(
     tensor([0., 1., 3.])
     """
     check_inputs(query_features, key_features, value, key_mask, is_causal=is_causal)
+    if features is not None:
+        return _by_features(query_features, key_features, value, features, is_causal, key_mask)
     if key_mask is not None:
         hidden = ~key_mask[:, None, :, None]
         key_features, value = key_features.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
@@ -38,6 +45,21 @@ def low_rank_attention(
     query, key, values = (grouped(x.to(dtype), heads) for x in (query_features, key_features, value))
     out = _causal(query, key, values) if is_causal else query @ (key.mT @ values)
     return ungrouped(out, query_features).to(value.dtype)
+
+
+def _by_features(
+    query: Tensor, key: Tensor, value: Tensor, features: FeatureMap, is_causal: bool, key_mask: Tensor | None
+) -> Tensor:
+    if key_mask is not None:
+        # Not the features alone: those of NaN would spoil the gradient.
+        key = key.masked_fill(~key_mask[:, None, :, None], 0)
+    wide = torch.promote_types(accumulator(query.dtype), accumulator(value.dtype))
+    values = torch.cat([value.to(wide), value.new_ones(*value.shape[:3], 1, dtype=wide)], dim=-1)
+    summed = low_rank_attention(
+        features.query(query.to(wide)), features.key(key.to(wide)), values, is_causal=is_causal, key_mask=key_mask
+    )
+    total = summed[..., -1:] + features.offset
+    return (summed[..., :-1] / torch.where(total == 0, 1, total)).to(value.dtype)
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -133,6 +133,7 @@ class Mechanism:
     - weights: the matrix w_ij of one head, literally; called (query, key, seen, **options).
     - config: the description of a layer.
     - options: sensible options for a head dimension.
+    - weights_need: what else decides the weights and is passed to `weights` by name: "value", "is_causal".
     - by_angle: weights depend on angles, which for nearly equal rows the cosine tells to √eps only.
     """
 
@@ -141,3 +142,4 @@ class Mechanism:
     config: type[AttentionConfig]
     options: Callable[[int], dict[str, Any]]
     by_angle: bool = False
+    weights_need: tuple[str, ...] = ()

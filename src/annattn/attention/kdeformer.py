@@ -1,0 +1,154 @@
+"""KDEformer: exact blocks of rows sorted by hash, and columns sampled by the size of their values for other pairs."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from annattn.attention import reference
+from annattn.attention.inputs import accumulator, check_inputs
+from annattn.attention.mechanism import Attend, AttentionConfig, Causal, Mechanism
+from annattn.attention.sampled_columns import blocks_and_columns, literal_blocks, sampling_points, shared_heads
+from annattn.checks import require_count
+from annattn.errors import InputError
+from annattn.lsh import Hasher, Hyperplane
+from annattn.seeds import check_seed, derive_seed
+
+__all__ = ["MECHANISM", "KdeformerConfig", "kdeformer_attention", "kdeformer_weights"]
+
+
+def kdeformer_attention(
+    query: Float[Tensor, "batch heads queries dim"],
+    key: Float[Tensor, "batch key_heads keys dim"],
+    value: Float[Tensor, "batch key_heads keys value_dim"],
+    hasher: Hasher,
+    *,
+    block: int = 64,
+    columns: int = 800,
+    seed: int = 0,
+    is_causal: bool = False,
+    key_mask: Bool[Tensor, "batch keys"] | None = None,
+) -> Float[Tensor, "batch heads queries value_dim"]:
+    """Softmax of ⟨q, k⟩/√d over a block of keys with nearby hashes, and s = `columns` keys sampled by their values.
+
+    Key j is drawn with probability p_j = (‖v_j‖/Σ_l ‖v_l‖ + 1/n)/2, and one that is drawn outside the block stands for
+    1/(p_j s) keys. The probabilities need all values, so there is no causal form.
+
+    >>> import annattn as aa
+    >>> hasher = aa.lsh.Hyperplane(4).sample(tables=1, hashes=7)
+    >>> q, k, v = torch.randn(3, 1, 1, 50, 4)
+    >>> exact = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    >>> torch.testing.assert_close(aa.attention.kdeformer_attention(q, k, v, hasher), exact)
+    """
+    check_inputs(query, key, value, key_mask, is_causal=is_causal, hasher=hasher)
+    if is_causal:
+        raise InputError(
+            "is_causal", given=True, expected="False", hint="KDEformer samples keys by the sizes of all values"
+        )
+    block, columns = require_count("block", block), require_count("columns", columns)
+    batch, heads, m = query.shape[0], query.shape[1], key.shape[2]
+    live = key.new_ones(batch, 1, m, dtype=torch.bool)
+    if key_mask is not None:
+        live = key_mask[:, None]
+        key, value = (x.masked_fill(~live[..., None], 0) for x in (key, value))
+    wide = torch.promote_types(accumulator(query.dtype), accumulator(value.dtype))
+    keys, values = shared_heads(key.to(wide), heads), shared_heads(value.to(wide), heads)
+    chances = _chances(values, live)
+    points = sampling_points(columns, check_seed(seed)).to(query.device)
+    points = points.expand(batch, heads, columns).contiguous()
+    sampled = torch.searchsorted(chances.detach().cumsum(-1), points, right=True)
+    sampled = sampled.clamp(max=m - 1) if m else sampled[..., :0]
+    weight = -torch.log(chances.gather(-1, sampled) * columns).to(wide)
+    out = blocks_and_columns(query.to(wide), keys, values, live, sampled, weight, hasher, block)
+    return out.mean.to(value.dtype)
+
+
+def _chances(value: Tensor, live: Tensor) -> Tensor:
+    """p_j in float64, so that every dtype draws the same keys; zero for keys that take no part."""
+    squares = value.double().square().sum(-1)
+    size = torch.where(squares > 0, squares, 1).sqrt() * (squares > 0)
+    total, count = size.sum(-1, keepdim=True), live.sum(-1, keepdim=True).clamp(min=1)
+    uniform = live.double() / count
+    return (torch.where(total > 0, size / torch.where(total > 0, total, 1), uniform) + uniform) / 2
+
+
+def kdeformer_weights(
+    query: Tensor,
+    key: Tensor,
+    seen: Tensor,
+    *,
+    value: Tensor,
+    hasher: Hasher,
+    block: int,
+    columns: int,
+    seed: int = 0,
+) -> Tensor:
+    """exp(s_ij) in the block, and exp(s_ij)/(p_j s) for each time key j was drawn outside of it; normalised.
+
+    >>> import annattn as aa
+    >>> x = torch.ones(2, 4)
+    >>> hasher = aa.lsh.Hyperplane(4).sample(tables=1, hashes=7)
+    >>> kdeformer_weights(x, x, torch.ones(2, 2), value=x, hasher=hasher, block=2, columns=1)
+    tensor([[0.5000, 0.5000],
+            [0.5000, 0.5000]], dtype=torch.float64)
+    """
+    (n, m), live = seen.shape, seen.bool().any(0).tolist()
+    sizes = [math.sqrt(float((v.double() ** 2).sum())) if on else 0.0 for v, on in zip(value, live, strict=True)]
+    count, total = max(sum(live), 1), sum(sizes)
+    chances = [((size / total if total else on / count) + on / count) / 2 for size, on in zip(sizes, live, strict=True)]
+    drawn = [0] * m
+    for point in sampling_points(columns, seed).tolist():
+        below = 0.0
+        for j in range(m):
+            below += chances[j]
+            if point < below:
+                drawn[j] += 1
+                break
+    same = literal_blocks(query, key, live, hasher, block)
+    factor = torch.zeros(n, m, dtype=torch.float64)
+    for i in range(n):
+        for j in range(m):
+            if live[j]:
+                factor[i, j] = 1.0 if same[i, j] else drawn[j] / (chances[j] * columns)
+    scores = torch.exp(query.double() @ key.double().T / math.sqrt(max(query.shape[1], 1)))
+    return reference.normalised(torch.where(factor > 0, scores * factor, 0.0))
+
+
+@dataclass(frozen=True)
+class KdeformerConfig(AttentionConfig):
+    """`kdeformer_attention` with blocks sorted by z = `hashes` signs.
+
+    >>> KdeformerConfig(columns=64).causal
+    'never'
+    """
+
+    causal: ClassVar[Causal] = "never"
+    hashes: int = 7
+    block: int = 64
+    columns: int = 800
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("hashes", "block", "columns"):
+            object.__setattr__(self, name, require_count(name, getattr(self, name)))
+        object.__setattr__(self, "seed", check_seed(self.seed))
+
+    def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
+        """See `AttentionConfig`."""
+        drawn = derive_seed(self.seed if seed is None else seed, layer)
+        hasher = Hyperplane(head_dim).sample(tables=1, hashes=self.hashes, seed=drawn)
+        return lambda q, k, v, is_causal, mask: kdeformer_attention(
+            q, k, v, hasher, block=self.block, columns=self.columns, seed=drawn, is_causal=is_causal, key_mask=mask
+        )
+
+
+MECHANISM = Mechanism(
+    kdeformer_attention,
+    kdeformer_weights,
+    KdeformerConfig,
+    lambda dim: {"hasher": Hyperplane(dim).sample(tables=1, hashes=3), "block": 2, "columns": 3},
+    weights_need=("value",),
+)
