@@ -13,7 +13,7 @@ from annattn.errors import InputError
 DIM = 16
 EXPONENTS = {
     "low_rank": 1.0, "performer": 1.0, "polysketch": 1.0, "based": 1.0, "reformer": 1.0, "reformer_rounds": 1.0,
-    "hyper": 1.0, "kdeformer": 1.0, "routing": 1.0, "linformer": 1.0,
+    "hyper": 1.0, "kdeformer": 1.0, "routing": 1.0, "linformer": 1.0, "scatterbrain": 1.0, "sliding_window": 1.0,
 }  # fmt: skip
 
 

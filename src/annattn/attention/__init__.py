@@ -18,6 +18,8 @@ from annattn.attention import (
     reformer,
     reformer_rounds,
     routing,
+    scatterbrain,
+    sliding_window,
     softmax,
     window,
 )
@@ -51,6 +53,8 @@ from annattn.attention.polysketch import PolySketchConfig, PolySketchFeatures
 from annattn.attention.reformer import ReformerConfig, reformer_attention
 from annattn.attention.reformer_rounds import ReformerRoundsConfig, reformer_rounds_attention
 from annattn.attention.routing import RoutingConfig, routing_attention
+from annattn.attention.scatterbrain import ScatterbrainConfig, scatterbrain_attention
+from annattn.attention.sliding_window import SlidingWindowConfig, sliding_window_attention
 from annattn.attention.softmax import SoftmaxConfig, softmax_attention
 from annattn.attention.state import BucketState
 from annattn.attention.window import WindowConfig, window_attention
@@ -86,6 +90,8 @@ __all__ = [
     "RoutingConfig",
     "SampledCollisionConfig",
     "SampledLatestConfig",
+    "ScatterbrainConfig",
+    "SlidingWindowConfig",
     "SoftmaxConfig",
     "WindowConfig",
     "anna_attention",
@@ -106,6 +112,8 @@ __all__ = [
     "routing_attention",
     "sampled_collision_attention",
     "sampled_latest_attention",
+    "scatterbrain_attention",
+    "sliding_window_attention",
     "softmax_attention",
     "softmax_parameters",
     "window_attention",
@@ -127,6 +135,8 @@ MECHANISMS: dict[str, Mechanism] = {
     "polysketch": polysketch.MECHANISM,
     "based": based.MECHANISM,
     "linformer": linformer.MECHANISM,
+    "scatterbrain": scatterbrain.MECHANISM,
+    "sliding_window": sliding_window.MECHANISM,
     "reformer": reformer.MECHANISM,
     "reformer_rounds": reformer_rounds.MECHANISM,
     "hyper": hyper.MECHANISM,

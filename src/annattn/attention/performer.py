@@ -50,9 +50,11 @@ class PerformerFeatures(FeatureMap):
 
     def query(self, x: Tensor) -> Tensor:
         """See `FeatureMap`."""
-        powers = self._powers(x)
-        largest = powers.detach().amax(-1, keepdim=True)
-        return torch.exp(powers - largest) + self.epsilon
+        return torch.exp(self._powers(x) - self.largest_power(x)) + self.epsilon
+
+    def largest_power(self, x: Tensor) -> Tensor:
+        """The logarithm of what a query's features were divided by, (..., 1)."""
+        return self._powers(x.detach()).amax(-1, keepdim=True)
 
     def key(self, x: Tensor) -> Tensor:
         """See `FeatureMap`."""
