@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import annattn as aa
-from annattn.attention import MECHANISMS
+from annattn.attention import MECHANISMS, LinformerConfig
 from annattn.attention.mechanism import angular
 from annattn.errors import InputError
 from annattn.nn import (
@@ -334,3 +334,13 @@ def test_impossible_calls_are_refused():
         read_attention({"mechanism": "softmax", "gamma": 1})
     with pytest.raises(InputError, match="family"):
         angular("sphere", 3)
+
+
+def test_a_mechanism_with_parameters_keeps_them_under_its_own_description():
+    mechanism = LinformerConfig(length=8, mixtures=2)
+    config = TransformerConfig(input_vocab=4, target_vocab=2, length=8, dim=8, attention=(mechanism,), is_causal=False)
+    model = Transformer(config)
+    same, other = model.with_attention(mechanism), model.with_attention(LinformerConfig(length=8, mixtures=3))
+    name = "blocks.0.attend.key_map"
+    assert dict(same.named_parameters())[name] is dict(model.named_parameters())[name]
+    assert dict(other.named_parameters())[name].shape == (3, 8)

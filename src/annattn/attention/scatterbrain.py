@@ -88,7 +88,7 @@ def scatterbrain_weights(
     tensor([[0.5000, 0.5000],
             [0.5000, 0.5000]], dtype=torch.float64)
     """
-    near = inside_window(*seen.shape, window)
+    near = inside_window(len(query), len(key), window)
     scores = torch.exp(query.double() @ key.double().T / math.sqrt(max(query.shape[1], 1)))
     for i, q in enumerate(query.double() / features.dim**0.25):
         of_query = torch.exp(features.directions @ q - q @ q / 2)

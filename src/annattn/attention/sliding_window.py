@@ -63,7 +63,7 @@ def sliding_window_weights(query: Tensor, key: Tensor, seen: Tensor, *, window: 
     tensor([[1., 0.],
             [0., 1.]], dtype=torch.float64)
     """
-    near = seen.bool() & inside_window(*seen.shape, window)
+    near = seen.bool() & inside_window(len(query), len(key), window)
     scores = torch.exp(query.double() @ key.double().T / math.sqrt(max(query.shape[1], 1)))
     return reference.normalised(torch.where(near, scores, 0.0))
 

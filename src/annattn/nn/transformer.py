@@ -262,7 +262,8 @@ class _Block(nn.Module):
 
     def with_attention(self, mechanism: AttentionConfig) -> "_Block":
         other = _shared(self)
-        other._modules.pop("attend", None)
+        if mechanism != self.mechanism:
+            other._modules.pop("attend", None)  # else its parameters are shared, like all others
         other.mechanism = mechanism
         other.draw(None)
         return other
