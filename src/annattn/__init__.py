@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         softmax_attention,
         window_attention,
     )
-    from annattn.cache import BucketCache
+    from annattn.cache import BucketCache, WindowCache
 
 __version__ = "0.1.0"
 
@@ -31,6 +31,7 @@ __all__ = [
     "AnnaReport",
     "BucketCache",
     "Plan",
+    "WindowCache",
     "anna_attention",
     "attention",
     "check_anna",
@@ -70,7 +71,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"annattn.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'annattn' has no attribute {name!r}")
-    found = getattr(importlib.import_module("annattn.cache" if name == "BucketCache" else "annattn.attention"), name)
+    folder = "annattn.cache" if name in ("BucketCache", "WindowCache") else "annattn.attention"
+    found = getattr(importlib.import_module(folder), name)
     globals()[name] = found
     return found
 

@@ -23,7 +23,8 @@ TRANSFORMS = {
     "grad": lambda f: torch.func.grad(lambda v: f(QUERY, KEY, v).sum())(VALUE),
     "vjp": lambda f: torch.func.vjp(f, QUERY, KEY, VALUE),
     "jacrev": lambda f: torch.func.jacrev(lambda v: f(QUERY, KEY, v).sum())(VALUE),
-    "vmap": lambda f: torch.vmap(f)(QUERY[None], KEY[None], VALUE[None]),
+    "vmap of grad": lambda f: torch.vmap(torch.func.grad(lambda v: f(QUERY, KEY, v).sum()))(VALUE[None]),
+    "grad of vmap": lambda f: torch.func.grad(lambda v: torch.vmap(lambda u: f(QUERY, KEY, u))(v).sum())(VALUE[None]),
 }
 
 

@@ -1,7 +1,7 @@
 """Approximate Nearest Neighbor Attention: Definition "ANN Attention", by Algorithm 1 or the linear-memory algorithm."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from annattn.attention import reference
 from annattn.attention.inputs import check_inputs
+from annattn.attention.manners import torch_arguments
 from annattn.attention.mechanism import Attend, Gradient, Mechanism, TrainableConfig
 from annattn.attention.packed import Documents, packed
 from annattn.checks import require_choice
@@ -34,6 +35,7 @@ def anna_attention(
     empty: Empty = "zero",
     algorithm: Algorithm = "auto",
     gradient: Gradient = "linear",
+    **torch_only: Any,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """Σ_j c_ij v_j / Σ_j c_ij, with c_ij the number of tables in which query i and key j share a bucket.
 
@@ -53,6 +55,8 @@ def anna_attention(
         gradient: what queries and keys get. A collision has no derivative, so it is that of the collision probability
             p(x)^z at cosine x, on the pairs that met: "exact" weighs a pair by z·p'(x)/p(x), "linear" by a constant,
             which keeps the backward pass linear in n; "none" trains the values alone. Theirs is exact either way.
+        torch_only: arguments of torch's scaled_dot_product_attention. An `attn_mask` that is a padding mask is taken as
+            the key mask it is; the others are errors that say what to use.
 
     >>> import annattn as aa
     >>> hasher = aa.lsh.Hyperplane(2).sample(tables=4, hashes=8, seed=0)
@@ -60,6 +64,8 @@ def anna_attention(
     >>> aa.anna_attention(x, x, torch.arange(4.0).reshape(1, 1, 4, 1), hasher).flatten()
     tensor([1.5000, 1.0000, 2.0000, 1.5000])
     """
+    if torch_only:
+        key_mask = torch_arguments(torch_only, key_mask, query, key)
     check_inputs(query, key, value, key_mask, is_causal=is_causal, hasher=hasher)
     if empty not in _EMPTY or algorithm not in _ALGORITHMS:
         require_choice("empty", empty, _EMPTY)

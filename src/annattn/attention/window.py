@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,6 +15,7 @@ from annattn.attention.anna import anna_mean
 from annattn.attention.band import band_softmax
 from annattn.attention.collision import expected_mean, sampled_counts
 from annattn.attention.inputs import accumulator, check_inputs
+from annattn.attention.manners import torch_arguments
 from annattn.attention.mechanism import Attend, Gradient, Mechanism, TrainableConfig
 from annattn.attention.packed import Documents, packed
 from annattn.attention.pairs import expected_pairs, sampled_pairs
@@ -57,6 +58,8 @@ def window_attention(
     form: Form = "hashed",
     noise: float = 1.0,
     gradient: Gradient = "linear",
+    near: tuple[Tensor, Tensor] | None = None,
+    **torch_only: Any,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """softmax(scale · q·k) over the last `window` keys, ANNA over all earlier ones, and one output of the two.
 
@@ -83,6 +86,9 @@ def window_attention(
             forms to train it by, see `sampled_collision_attention`; they take all pairs, so n² time and memory.
         noise: of the form "sampled".
         gradient: of the form "hashed", for queries and keys.
+        near: queries and keys of the near part where they are others, rotated by their positions, say.
+        torch_only: arguments of torch's scaled_dot_product_attention. An `attn_mask` that is a padding mask is taken as
+            the key mask it is; the others are errors that say what to use.
 
     >>> import annattn as aa
     >>> hasher = aa.lsh.Hyperplane(4).sample(tables=4, hashes=4, seed=0, heads=2)
@@ -93,19 +99,24 @@ def window_attention(
     >>> torch.equal(far, aa.anna_attention(q, k, v, hasher, is_causal=True))
     True
     """
+    if torch_only:
+        key_mask = torch_arguments(torch_only, key_mask, query, key)
     check_inputs(query, key, value, key_mask, is_causal=is_causal, hasher=hasher)
     check_window(window, combine, scale, shift, is_causal=is_causal)
     require_choice("form", form, FORMS)
     own = packed(documents, query, key)
-    near, level = band_softmax(
-        query, key, value, window=window, scale=scale, is_causal=is_causal, key_mask=key_mask, documents=own
+    near_query, near_key = (query, key) if near is None else near
+    if near_query.shape != query.shape or near_key.shape != key.shape:
+        raise InputError("near", given="other shapes", expected="those of query and key")
+    close, level = band_softmax(
+        near_query, near_key, value, window=window, scale=scale, is_causal=is_causal, key_mask=key_mask, documents=own
     )
     meet = _meeting(form, hasher, noise, gradient)
     far, mass = _far(query, _Tokens(key, value, key_mask, own), window, shift, is_causal, meet)
     if form == "sampled" and combine == "gate":
         # As in `sampled_collision_attention`: who meets less than one key reads less than one value's worth.
         far = far * (mass * hasher.tables).clamp(max=1)[..., None]
-    return combined(near, level, far, mass, gate, combine).to(value.dtype)
+    return combined(close, level, far, mass, gate, combine).to(value.dtype)
 
 
 def check_window(window: int, combine: str, scale: float | None, shift: int, *, is_causal: bool) -> None:

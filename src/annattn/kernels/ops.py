@@ -38,20 +38,19 @@ def _runs_now() -> bool:
     return not torch.compiler.is_compiling() and not _transforms_active()
 
 
-def _refuse_transforms(query: Tensor, key: Tensor) -> None:
-    """Say that torch.func and forward-mode differentiation cannot see through an op.
+def _refuse_transforms() -> None:
+    """Say that torch.func and forward-mode differentiation cannot see through an op; vmap can.
 
-    They would take its output for a constant, or fail somewhere inside torch. Batches of values alone (vmap) work.
+    They would take its output for a constant, or fail somewhere inside torch.
     """
-    top = _functorch.peek_interpreter_stack()
-    batches = top is not None and top.key() == _functorch.TransformType.Vmap
-    if batches and not any(_functorch.is_batchedtensor(x) for x in (query, key)):
+    active = _functorch.get_interpreter_stack() or []
+    if forward_ad._current_level < 0 and all(one.key() == _functorch.TransformType.Vmap for one in active):
         return
     raise InputError(
         "attention",
-        given="a call inside torch.func (grad, vjp, jvp, jacrev, vmap over queries or keys) or forward-mode AD",
-        expected="a call outside of them",
-        hint="use torch.autograd.grad or backward() for gradients, and the batch axis in place of vmap",
+        given="a call inside torch.func (grad, vjp, jvp, jacrev) or forward-mode AD",
+        expected="a call outside of them, or inside torch.vmap",
+        hint="use torch.autograd.grad or backward() for gradients",
     )
 
 
@@ -101,7 +100,7 @@ def _bucket_mean(
 def hash_pair(hasher: Hasher, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Codes of queries and keys, comparable with each other; traceable for the families listed in FAMILIES."""
     if not torch.compiler.is_compiling() and (_transforms_active() or forward_ad._current_level >= 0):
-        _refuse_transforms(query, key)
+        _refuse_transforms()
     if _runs_now() or type(hasher.family) not in FAMILIES.values():
         return choose(hash_call(hasher, query, key)).hash_pair(hasher, query.detach(), key.detach())
     return _hash_pair(query, key, list(hasher.parameters), hasher.spec)
@@ -144,7 +143,7 @@ def _(query_codes, key_codes):
 def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Codes in one table that are equal exactly when rows are."""
     if not torch.compiler.is_compiling() and (_transforms_active() or forward_ad._current_level >= 0):
-        _refuse_transforms(query, key)
+        _refuse_transforms()
     return _equal_rows(query, key)
 
 
@@ -270,7 +269,7 @@ def _bucket_attention_gradient(
 
 @_bucket_attention_gradient.register_fake
 def _(query, key, value, query_codes, key_codes, grad, out, count, order, buckets, gradient, spec):
-    return torch.empty_like(query), torch.empty_like(key)
+    return query.new_empty(query.shape), key.new_empty(key.shape)
 
 
 def _not_twice(ctx, *_):
@@ -293,7 +292,8 @@ def _gradient(operation: Operation, inputs: GradientInputs, tables: int) -> tupl
         order=inputs.order, slope=inputs.slope,
     )  # fmt: skip
     grad_query, grad_key = choose(call).query_key_gradient(inputs)
-    return grad_query.to(query.dtype), grad_key.to(key.dtype)
+    # Contiguous whatever the layout of the inputs, as the fakes promise.
+    return grad_query.to(query.dtype).contiguous(), grad_key.to(key.dtype).contiguous()
 
 
 def _keep_attention(ctx, inputs, output):
@@ -333,9 +333,13 @@ def wanted_gradient(hasher: Hasher, gradient: str, query: Tensor, key: Tensor) -
     """The gradient queries and keys get: "none" if they want none; raises if the family cannot give what is asked."""
     if gradient not in GRADIENTS:
         raise InputError("gradient", given=repr(gradient), expected=f"one of {GRADIENTS}")
-    if gradient == "none" or not torch.is_grad_enabled() or not (query.requires_grad or key.requires_grad):
+    asked = query.requires_grad or key.requires_grad
+    # Inside torch.vmap nobody knows.
+    if gradient == "none" or not torch.is_grad_enabled() or not (asked or _transforms_active()):
         return "none"
     if type(hasher.family) not in FAMILIES.values() or not hasher.family.linear_slope:
+        if not asked:
+            return "none"
         raise InputError(
             "gradient",
             given=f"{gradient!r} with {hasher.family}",
@@ -360,7 +364,9 @@ def bucket_attention(
 ) -> tuple[Tensor, Tensor]:
     """`bucket_mean`, with a gradient for queries and keys, and if `counted` one of the count for them."""
     wanted = "none"
-    if gradient != "none" and (query.requires_grad or key.requires_grad or gradient not in GRADIENTS):
+    if gradient != "none" and (
+        query.requires_grad or key.requires_grad or gradient not in GRADIENTS or _transforms_active()
+    ):
         wanted = wanted_gradient(hasher, gradient, query, key)
     if wanted == "none":
         if _runs_now() and not (value.requires_grad and torch.is_grad_enabled()):
@@ -417,9 +423,9 @@ def _(query, key, value, positions, gradient, spec):
 def _newest_attention_gradient(
     query: Tensor, key: Tensor, value: Tensor, positions: Tensor, grad: Tensor, out: Tensor, gradient: str, spec: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad_value = choose(_newest_call(value, positions)).newest_value_gradient(value, positions, grad)
+    grad_value = choose(_newest_call(value, positions)).newest_value_gradient(value, positions, grad).contiguous()
     if gradient == "none":
-        return torch.zeros_like(query), torch.zeros_like(key), grad_value
+        return query.new_zeros(query.shape), key.new_zeros(key.shape), grad_value
     count = (positions >= 0).sum(-1)
     slope = slope_of(gradient, spec)
     inputs = GradientInputs(query, key, value, grad, out, count, slope, Order.CAUSAL, newest=positions)
@@ -428,7 +434,7 @@ def _newest_attention_gradient(
 
 @_newest_attention_gradient.register_fake
 def _(query, key, value, positions, grad, out, gradient, spec):
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
 _newest_attention_gradient.register_autograd(_not_twice)
@@ -455,3 +461,30 @@ def newest_attention(
     """The mean over tables of the values at the positions `newest` found; differentiable like `bucket_attention`."""
     wanted = wanted_gradient(hasher, gradient, query, key)
     return _newest_attention(query, key, value, positions, wanted, hasher.spec)
+
+
+def _fold_into_batch(op):
+    """Teach an op torch.vmap: one more axis of many is one larger batch, since every tensor begins with its batch."""
+
+    def rule(info, in_dims, *args):
+        folded = []
+        for dim, x in zip(in_dims, args, strict=True):
+            if isinstance(x, Tensor):
+                x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+                x = x.flatten(0, 1)
+            elif isinstance(dim, list) and any(one is not None for one in dim):
+                raise InputError("hasher", given="one per entry of vmap", expected="one for all", hint="loop over them")
+            folded.append(x)
+        found = op(*folded)
+        many = found if isinstance(found, tuple) else (found,)
+        many = tuple(x.unflatten(0, (info.batch_size, len(x) // info.batch_size)) for x in many)
+        return (many, (0,) * len(many)) if isinstance(found, tuple) else (many[0], 0)
+
+    op.register_vmap(rule)
+
+
+for _op in (
+    _hash_pair, name_codes, _equal_rows, bucket_mean, bucket_sum, _bucket_attention, _bucket_attention_gradient, newest,
+    _newest_attention, _newest_attention_gradient,
+):  # fmt: skip
+    _fold_into_batch(_op)

@@ -14,11 +14,13 @@ from annattn.attention import (
     SoftmaxConfig,
     WindowConfig,
 )
+from annattn.nn.anna_attention import AnnaAttention, TrainingSchedule
 from annattn.nn.checkpoint import load_model, save_model
 from annattn.nn.exact import ExactConfig, ExactLayerConfig, ExactTransformer
 from annattn.nn.transformer import Transformer, TransformerConfig
 
 __all__ = [
+    "AnnaAttention",
     "AnnaConfig",
     "AttentionConfig",
     "ExactConfig",
@@ -33,6 +35,7 @@ __all__ = [
     "SampledCollisionConfig",
     "SampledLatestConfig",
     "SoftmaxConfig",
+    "TrainingSchedule",
     "Transformer",
     "TransformerConfig",
     "WindowConfig",

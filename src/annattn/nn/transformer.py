@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
@@ -15,6 +15,7 @@ from annattn.attention import AttentionConfig, SoftmaxConfig
 from annattn.attention.position_coded import LARGEST_POWER, position_coded
 from annattn.checks import require_choice, require_count, require_flag
 from annattn.errors import InputError
+from annattn.nn.decoding import LayerCache, generate, layer_cache
 from annattn.seeds import check_seed
 
 __all__ = ["Transformer", "TransformerConfig", "apply_rotary", "prime_positions"]
@@ -140,6 +141,7 @@ class Transformer(nn.Module):
         *,
         first_position: int = 0,
         key_mask: Bool[Tensor, "batch n"] | None = None,
+        caches: Sequence[LayerCache] | None = None,
     ) -> Float[Tensor, "batch n targets"]:
         """Logits of every position.
 
@@ -147,6 +149,7 @@ class Transformer(nn.Module):
             tokens: ids below `input_vocab`.
             first_position: the position of the first token.
             key_mask: True where a token may be attended to.
+            caches: what `caches` gave, to go on after the tokens they hold; `first_position` is then their number.
         """
         if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
             given = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
@@ -172,9 +175,47 @@ class Transformer(nn.Module):
             x = x + self.positions(positions)
         elif self.config.positions == "prime":
             x = x + prime_positions(positions, self.config.dim).to(x.dtype)
-        for block in self.blocks:
-            x = block(x, positions, key_mask)
+        if caches is not None and (key_mask is not None or len(caches) != self.config.layers):
+            given = "a key_mask" if key_mask is not None else f"{len(caches)} of them"
+            raise InputError(
+                "caches", given=given, expected=f"one for each of {self.config.layers} layers, and no mask"
+            )
+        for layer, block in enumerate(self.blocks):
+            x = block(x, positions, key_mask, None if caches is None else caches[layer])
         return self.head(self.norm(x))
+
+    def caches(self, batch: int = 1) -> list[LayerCache]:
+        """An empty cache per layer, to decode with `forward(tokens, first_position=..., caches=...)`."""
+        config = self.config
+        return [
+            layer_cache(
+                block.mechanism, block.attend, head_dim=config.head_dim, heads=config.heads, batch=batch,
+                layer=block.layer, seed=block.seed, rate=config.recency[block.layer],
+            )
+            for block in self._blocks
+        ]  # fmt: skip
+
+    def generate(
+        self,
+        tokens: Int[Tensor, "batch n"],
+        n: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        seed: int = 0,
+    ) -> Iterator[Int[Tensor, " batch"]]:
+        """The next n tokens, one after the other as they are chosen; each costs the same, however many came before.
+
+        That holds for `nn.AnnaConfig`, `nn.LatestMatchConfig` and `nn.WindowConfig`. Other mechanisms, and layers with
+        a `recency`, keep all keys and values and look at them again for each token, so a token costs O(n) or more.
+        The model is used as it is: call `eval()` first if that matters. Temperature 0 takes the likeliest token.
+
+        >>> from annattn.nn import AnnaConfig
+        >>> config = TransformerConfig(input_vocab=10, target_vocab=10, length=32, dim=16, attention=(AnnaConfig(),))
+        >>> model = Transformer(config)
+        >>> [token.item() for token in model.generate(torch.tensor([[1, 2]]), 3, temperature=0)]
+        [...]
+        """
+        return generate(self, tokens, n, temperature, top_k, seed)
 
     def with_attention(self, *attention: AttentionConfig) -> "Transformer":
         """The same weights, shared, under another mechanism: one for all layers, or one per layer."""
@@ -240,7 +281,7 @@ class _Block(nn.Module):
         self.mechanism = config.attention[layer]
         self.draw(None)
 
-    def forward(self, x: Tensor, positions: Tensor, key_mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, key_mask: Tensor | None, cache: LayerCache | None = None) -> Tensor:
         config = self.config
         batch, n, dim = x.shape
         split = self.query_key_value(self.attention_norm(x)).view(batch, n, 3, config.heads, config.head_dim)
@@ -253,7 +294,9 @@ class _Block(nn.Module):
         longest = self.mechanism.largest_length
         if longest is not None and n > longest:
             raise InputError(f"tokens in layer {self.layer}", given=n, expected=f"at most {longest}")
-        if rate:
+        if cache is not None:
+            read = cache.step(query, key, value)
+        elif rate:
             read = position_coded(lambda u: self.attend(query, key, u, is_causal, key_mask), value, rate)
         else:
             read = self.attend(query, key, value, is_causal, key_mask)
