@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help demo test test-fast lint docs bench reproduce build format hooks browser clean distclean
+.PHONY: help demo test test-fast fuzz lint docs bench reproduce build format hooks browser clean distclean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       measure everything here, show it, and write report.html (under three minutes)"
 	@echo "make test       all tests, in parallel; ARGS=--cov adds coverage"
 	@echo "make test-fast  all but the slow tests (under a minute on two cores, once the kernels are compiled)"
+	@echo "make fuzz       random comparisons for MINUTES=10, from SEED= on; prints the shortest case that fails"
 	@echo "make lint       ruff, pyright and import-linter"
 	@echo "make docs       the pages of docs/ and the reference as a site: site/index.html"
 	@echo "make bench      verify and time everything against its peers (about ten minutes)"
@@ -36,6 +37,10 @@ test: $(READY)
 
 test-fast: $(READY)
 	$(BIN)/python -m pytest -n auto -m "not slow" $(ARGS)
+
+MINUTES ?= 10
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import json
 import os
-import socket
+import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,9 +92,7 @@ def held(folder: Path) -> Iterator[None]:
                 continue
             try:
                 file.truncate(0)
-                file.write(
-                    f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
-                )
+                file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
                 file.flush()
                 yield
             finally:
