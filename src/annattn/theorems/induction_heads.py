@@ -1,9 +1,9 @@
 """Theorem "ANNA-transformers solve induction heads": O(1) layers, O(N^((ε'−ε)/4)) heads, width O(N^ε').
 
-The lemma's four steps are the protocol `InductionHead`, which is compiled. With s = 6·N^(2/3) words sorting takes four
-rounds at every N. That makes 7 rounds and 8 layers, but as many heads as machines, up to N^(1/3). With k = N^ρ
-partners, ρ = (ε'−ε)/4, there are k + 1 heads, and one round becomes 2⌈log_(k+1) N^(1/3)⌉ − 1 rounds, at most
-2⌈(1−ε)/ρ⌉ − 1.
+The lemma's four steps are the protocol `InductionHead`, which is compiled. With s = 6·N^ε words sorting takes four
+rounds at every N for ε = 2/3 and sixteen for ε = 1/2. That makes 8 or 20 layers, but as many heads as machines, up to
+N^(1−ε). With k = N^ρ partners, ρ = (ε'−ε)/4, there are k + 1 heads, and one round becomes at most 2⌈log_(k+1) N^(1−ε)⌉
+rounds for every input. Sizes are computed for four pairs (ε, ε').
 """
 
 import math
@@ -14,56 +14,73 @@ from annattn.mpc import with_partners
 from annattn.mpc.model import Words
 from annattn.mpc.protocols import InductionHead
 from annattn.theorems.simulation import PredictedSizes, few_partners_width, simulate, size_exponents
-from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exactly, exponent, silent
+from annattn.theorems.verdict import Bound, Effort, Progress, Trials, Verdict, at_most, exactly, silent
 
 __all__ = [
-    "EPSILON",
-    "EPSILON_PRIME",
-    "HOPS",
-    "RHO",
-    "WIDTH_LIMIT",
+    "PAIRS",
+    "few_partners_bounds",
     "letters_after",
     "memory",
+    "pair_text",
     "partners",
     "row",
-    "width_limit",
     "words_of",
 ]
 
-EPSILON, EPSILON_PRIME = 2 / 3, 0.9
-RHO = (EPSILON_PRIME - EPSILON) / 4
-HOPS = 2 * math.ceil((1 - EPSILON) / RHO) - 1
-"""The most rounds that one round becomes with so few partners, at any N."""
-WIDTH_LIMIT = "12(k+1)⁴(6+2s')·ln((k+1)N^(1/3)), s' = 18·N^ε to 24·N^ε"
+PAIRS = ((2 / 3, 0.9), (2 / 3, 0.8), (1 / 2, 0.75), (1 / 2, 0.65))
+"""The pairs (ε, ε') for which sizes are computed; the first is run."""
+WIDTH_LIMIT = "12(k+1)⁴(6+2s')·ln((k+1)N^(1−ε)), s' = 18·N^ε to 24·N^ε"
 PLANNED = [2**e for e in range(6, 37, 3)]
 CASES = {"tiny": {64: 1}, "quick": {64: 10, 256: 4}, "full": {64: 60, 256: 20, 1024: 4}}
 
 
-def memory(n: int) -> int:
+def memory(n: int, epsilon: float = PAIRS[0][0]) -> int:
     """Words per machine: 6·N^ε.
 
     >>> memory(512)
     384
     """
-    return round(6 * n**EPSILON)
+    return round(6 * n**epsilon)
 
 
-def partners(n: int) -> int:
-    """How many others a machine may talk to per round: N^ρ, and at least 2.
+def partners(n: int, pair: tuple[float, float] = PAIRS[0]) -> int:
+    """How many others a machine may talk to per round: N^((ε'−ε)/4), and at least 2.
 
     >>> partners(64), partners(2**36)
     (2, 4)
     """
-    return max(2, round(n**RHO))
+    return max(2, round(n ** ((pair[1] - pair[0]) / 4)))
 
 
-def width_limit(n: int) -> float:
-    """The lemma's value width with so few partners, with everything rounded up: O(N^(ε + 4ρ) log N).
+def few_partners_bounds(
+    n: int, pair: tuple[float, float], rounds: int, predicted: PredictedSizes, at: str
+) -> list[Bound]:
+    """Layers, heads and value width of an R-round protocol on N^(1−ε) machines of 6·N^ε words, with few partners.
 
-    >>> round(width_limit(64))
-    2334174
+    >>> protocol = with_partners(InductionHead(512, memory(512)), partners(512))
+    >>> bounds = few_partners_bounds(512, PAIRS[0], 7, PredictedSizes.of(protocol), "N = 512")
+    >>> print(bounds[0])
+    layers, few partners 22 ≤ 29 = 2R·⌈log_(k+1) N^(1−ε)⌉ + 1 at N = 512
     """
-    return few_partners_width(partners(n), memory(n), digits=math.ceil((1 - EPSILON) / RHO), machines=n ** (1 / 3))
+    k, machines = partners(n, pair), n ** (1 - pair[0])
+    digits = math.ceil(math.log(machines) / math.log(k + 1) - 1e-9)
+    width = few_partners_width(k, memory(n, pair[0]), digits=digits, machines=machines)
+    layers = 2 * rounds * digits + 1
+    formula = "2R·⌈log_(k+1) N^(1−ε)⌉ + 1"
+    return [
+        at_most("layers, few partners", predicted.layers, layers, formula, at),
+        at_most("heads, few partners", predicted.heads, k + 1, "N^((ε'−ε)/4) + 1, at least 3", at),
+        at_most("value width, few partners", predicted.lemma_width, width, WIDTH_LIMIT, at),
+    ]
+
+
+def pair_text(pair: tuple[float, float]) -> str:
+    """The pair as text.
+
+    >>> pair_text((1 / 2, 0.65))
+    "ε = 0.5, ε' = 0.65"
+    """
+    return f"ε = {pair[0]:.3g}, ε' = {pair[1]:g}"
 
 
 def words_of(n: int, count: int) -> list[Words]:
@@ -106,24 +123,24 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
             for attention in ("ema", "anna"):
                 progress(f"N = {n:,} on {attention.upper()}, {few or 'any number of'} partners")
                 simulate(trials, protocol, words_of(n, count), attention=attention, partners=few, truth=letters_after)
-    free = {n: PredictedSizes.of(InductionHead(n, memory(n))) for n in PLANNED}
-    few = {n: PredictedSizes.of(with_partners(InductionHead(n, memory(n)), partners(n))) for n in PLANNED}
-    for n in PLANNED:
-        at, share = f"N = {n:,}", n**RHO
-        bounds += [
-            exactly("layers, any partners", free[n].layers, 8, "8", at),
-            at_most("layers, few partners", few[n].layers, 7 * HOPS + 1, "7·(2⌈(1−ε)/ρ⌉−1)+1", at),
-            at_most("heads, few partners", few[n].heads, 3 * share, "3·N^((ε'−ε)/4)", at),
-            at_most("value width, few partners", few[n].lemma_width, width_limit(n), WIDTH_LIMIT, at),
-        ]
+    exponents = []
+    for pair in PAIRS:
+        protocols = {n: InductionHead(n, memory(n, pair[0])) for n in PLANNED}
+        free = {n: PredictedSizes.of(protocol) for n, protocol in protocols.items()}
+        few = {n: PredictedSizes.of(with_partners(protocol, partners(n, pair))) for n, protocol in protocols.items()}
+        layers, name = (8 if pair[0] > 0.6 else 20), pair_text(pair)
+        for n in PLANNED:
+            at = f"N = {n:,}, {name}"
+            bounds.append(exactly("layers, any partners", free[n].layers, layers, "8 or 20", at))
+            bounds += few_partners_bounds(n, pair, layers - 1, few[n], at)
+        exponents += size_exponents(
+            few, heads=((pair[1] - pair[0]) / 4, "(ε'−ε)/4"), width=(pair[1], "ε'"), at=f", few partners, {name}"
+        )
     return trials.verdict(
         "ANNA-transformers solve induction heads",
-        "InductionHead with s = 6·N^(2/3), any partners and N^ρ; ε' = 0.9, ρ = (ε'−ε)/4",
+        f"InductionHead with s = 6·N^ε, any partners and N^ρ, ρ = (ε'−ε)/4, for {len(PAIRS)} pairs (ε, ε')",
         sizes=list(CASES[effort]),
         planned=PLANNED,
         bounds=bounds,
-        exponents=[
-            exponent("layers, any partners", PLANNED, [predicted.layers for predicted in free.values()], 0, "0"),
-            *size_exponents(few, heads=(RHO, "(ε'−ε)/4"), width=(EPSILON_PRIME, "ε'"), at=", few partners"),
-        ],
+        exponents=exponents,
     )

@@ -1,5 +1,6 @@
 """ThreeSum: whether three of the numbers add up to zero, in a constant number of rounds with s of about 5√N words."""
 
+from math import isqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -262,10 +263,12 @@ def _tagged(kind: int, dest: Numbers, mail: Mail) -> Mail:
 
 def _block(n: int, memory_words: int) -> int:
     """The largest block with 2⌈n/B⌉ + 3B ≤ s, or 0; larger blocks need fewer machines."""
-    for size in range(min(n, memory_words // 3), 0, -1):
+    # 3B + 2n/B ≤ s up to rounding, so B is next to the larger root of 3B² - sB + 2n.
+    root = isqrt(max(0, memory_words**2 - 24 * n))
+    for size in range(min(n, (memory_words + root) // 6 + 2), max(0, (memory_words + root) // 6 - 4), -1):
         if 2 * -(-n // size) + 3 * size <= memory_words:
             return size
-    return 0
+    return next((b for b in range(min(n, memory_words // 3), 0, -1) if 2 * -(-n // b) + 3 * b <= memory_words), 0)
 
 
 def _capacity(memory_words: int, size: int) -> int:
