@@ -11,6 +11,7 @@ from annattn.compiler.collision_layer import CollisionLayer
 from annattn.errors import CompileError, InputError, LeastMemoryError
 from annattn.lsh import Euclidean, Hyperplane
 from annattn.mpc import Limits, PerMachine, check_sharding, run
+from annattn.mpc.parts.columnsort import Columnsort
 from tests.compiler.cases import low_rank_as_anna, protocol_round_trip, random_transformer
 
 
@@ -74,6 +75,7 @@ def test_rounds_are_those_of_the_formula_and_do_not_grow_with_heads(n, memory):
         leaves, depth = -(-2 * heads * n // rows), 0
         while leaves > 1:
             leaves, depth = -(-leaves // (memory // record - 1)), depth + 1
+        assert isinstance(part.match.sort, Columnsort)  # enough memory for it
         columns = part.match.sort.columns
         assert prod(columns) * rows >= 2 * heads * n
         assert protocol.rounds == 4 ** len(columns) + 2 * depth + 2 + 1

@@ -228,7 +228,7 @@ def test_the_ops_pass_torchs_own_checks(backend):
         for order in (0, 1):
             torch.library.opcheck(bucket_mean, (targets, sources, value, order, 4, False))
         torch.library.opcheck(newest, (targets, sources, 4))
-        torch.library.opcheck(equal_rows, (value.detach(), value.detach()))
+        torch.library.opcheck(torch.ops.annattn.equal_rows.default, (value.detach(), value.detach()))
 
 
 def test_an_unknown_backend_is_refused():
