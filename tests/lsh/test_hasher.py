@@ -205,3 +205,26 @@ def test_integers_are_refused_by_families_of_directions():
 def test_compacted_rows_are_numbered_by_what_they_are(pairs):
     numbers = compact_rows(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)).tolist()
     assert numbers == [sorted(set(pairs)).index(pair) for pair in pairs]
+
+
+@pytest.mark.parametrize("family", families(8), ids=repr)
+@pytest.mark.parametrize("length", [1e-30, 1.0, 1e12, 1e15, 1e30, 1e300])
+def test_equal_rows_share_every_bucket_in_batches_of_any_size(family, length):
+    hasher = family.sample(tables=4, hashes=2, seed=0)
+    rows = length * torch.randn(60, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for at in range(len(rows)):
+        alone, together = hasher.joint_codes(rows[at : at + 1], rows)
+        assert torch.equal(alone[0], together[at])
+
+
+def test_a_row_on_a_hyperplane_lies_on_the_same_side_in_batches_of_any_size():
+    """Rows orthogonal to a normal up to rounding: the last bit of a sum decides."""
+    hasher = Hyperplane(32).sample(tables=1, hashes=1, seed=0)
+    normal = hasher.parameters[0][0].double()
+    rows = torch.randn(2000, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for _ in range(3):
+        rows = rows - (rows @ normal / normal.square().sum())[:, None] * normal
+    whole = hasher(rows)
+    assert 0.2 < whole.double().mean() < 0.8
+    for size in (1, 3, 17):
+        assert torch.equal(torch.cat([hasher(part) for part in rows.split(size)]), whole)

@@ -15,7 +15,7 @@ from torch import Tensor
 from annattn.errors import InputError
 from annattn.lsh.cross_polytope_probability import gaussian_probability, rotation_probability
 from annattn.lsh.family import HashFamily, unit_angle
-from annattn.lsh.rows import rescale_huge
+from annattn.lsh.rows import dot_in_order, products_and_errors, rescale_huge
 
 __all__ = ["CrossPolytope"]
 
@@ -94,13 +94,24 @@ class CrossPolytope(HashFamily):
         """2·axis + [the coordinate there is negative]; the first axis wins a tie."""
         (drawn,) = parameters
         if self.rotation == "dense":
-            rotated = torch.einsum("nd,fad->nfa", rescale_huge(rows), drawn.double())
+            rotated = _rotated(rescale_huge(rows), drawn)
         else:
             rotated = torch.nn.functional.pad(rescale_huge(rows), (0, self.axes - self.dim))[:, None, :]
             for signs in drawn.double().unbind(1):
                 rotated = _hadamard(rotated * signs)
         axis = rotated.abs().argmax(-1, keepdim=True)
         return (2 * axis + (rotated.gather(-1, axis) < 0)).squeeze(-1)
+
+
+def _rotated(rows: Tensor, matrices: Tensor) -> Tensor:
+    """Coordinates (n, functions, axes), in order of their addition wherever their last bits could decide the axis."""
+    functions, axes, dim = matrices.shape
+    products, errors = products_and_errors(rows, matrices.reshape(-1, dim))
+    rotated, error = products.unflatten(-1, (functions, axes)), errors.unflatten(-1, (functions, axes)).amax(-1)
+    largest = rotated.abs().topk(min(2, axes), dim=-1).values
+    at, function = torch.nonzero((largest[..., 0] - largest[..., -1] <= 2 * error) & (error > 0), as_tuple=True)
+    rotated[at, function] = dot_in_order(rows[at][:, None], matrices[function])
+    return rotated
 
 
 @lru_cache(maxsize=64)

@@ -10,6 +10,7 @@ from torch import Tensor
 from annattn.checks import require_number
 from annattn.errors import InputError
 from annattn.lsh.family import HashFamily
+from annattn.lsh.rows import dot_in_order, products_and_errors
 
 __all__ = ["Euclidean"]
 
@@ -58,7 +59,11 @@ class Euclidean(HashFamily):
     def evaluate(self, parameters: tuple[Tensor, ...], rows: Tensor) -> Tensor:
         """Number of the slab of width w that each row falls into."""
         directions, shifts = parameters
-        slabs = torch.floor((rows.double() @ directions.double().T + shifts) / self.width)
+        products, errors = products_and_errors(rows, directions)
+        low, high = (torch.floor((products + sign * errors + shifts) / self.width) for sign in (-1, 1))
+        at, function = torch.nonzero(~(low == high), as_tuple=True)  # NaN, where numbers overflow, is in doubt too
+        products[at, function] = dot_in_order(rows[at], directions[function])
+        slabs = torch.floor((products + shifts) / self.width)
         # A slab number beyond 2^53 stands for its float64 value, which is all that is known of it; as bit patterns
         # such numbers stay apart where a cast to int64 would not.
         exact = slabs.abs() < 2.0**53

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from annattn.lsh.family import HashFamily, unit_angle
-from annattn.lsh.rows import rescale_huge
+from annattn.lsh.rows import dot_in_order, products_and_errors, rescale_huge
 
 __all__ = ["Hyperplane"]
 
@@ -64,4 +64,8 @@ class Hyperplane(HashFamily):
     def evaluate(self, parameters: tuple[Tensor, ...], rows: Tensor) -> Tensor:
         """On which side of each hyperplane a row lies; on it counts as the positive side."""
         (normals,) = parameters
-        return (rescale_huge(rows) @ normals.double().T >= 0).to(torch.int64)
+        rows = rescale_huge(rows)
+        products, errors = products_and_errors(rows, normals)
+        at, function = torch.nonzero((products.abs() <= errors) & (errors > 0), as_tuple=True)
+        products[at, function] = dot_in_order(rows[at], normals[function])
+        return (products >= 0).to(torch.int64)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-__all__ = ["directions_and_lengths", "rescale_huge", "unit_rows"]
+__all__ = ["directions_and_lengths", "dot_in_order", "products_and_errors", "rescale_huge", "unit_rows"]
 
 
 def unit_rows(x: Tensor) -> Tensor:
@@ -41,3 +41,31 @@ def rescale_huge(rows: Tensor) -> Tensor:
     rows = rows.double()
     largest = rows.abs().amax(-1, keepdim=True)
     return torch.where((largest > 1e100) & largest.isfinite(), rows / largest, rows)
+
+
+def products_and_errors(rows: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Float64 products (n, functions), and by how much each may differ from `dot_in_order`.
+
+    A matrix product adds up in an order that depends on its sizes, so a row alone and the same row in a batch may give
+    numbers that differ in their last bits. What those bits decide must be asked of `dot_in_order`.
+
+    >>> products_and_errors(torch.ones(1, 2), torch.ones(3, 2))[0]
+    tensor([[2., 2., 2.]], dtype=torch.float64)
+    """
+    rows, vectors = rows.double(), vectors.double()
+    lengths = rows.norm(dim=-1)[:, None] * vectors.norm(dim=-1)
+    return rows @ vectors.T, 2.1 * rows.shape[-1] * 2.0**-53 * lengths
+
+
+def dot_in_order(rows: Tensor, vectors: Tensor) -> Tensor:
+    """The dot products of pairs of rows (..., dim) in float64, coordinate after coordinate: the same in any batch.
+
+    >>> dot_in_order(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
+    tensor([11.], dtype=torch.float64)
+    """
+    total = torch.zeros(rows.shape[:-1], dtype=torch.float64, device=rows.device)
+    for x, y in zip(rows.double().unbind(-1), vectors.double().unbind(-1), strict=True):
+        # Two steps, which no compiler joins to one with another rounding.
+        term = x * y
+        total = total + term
+    return total
