@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help demo test test-fast fuzz lint docs bench reproduce build format hooks browser clean distclean
+.PHONY: help demo test test-fast fuzz lint docs bench mutants reproduce build format hooks browser clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make lint       ruff, pyright and import-linter"
 	@echo "make docs       the pages of docs/ and the reference as a site: site/index.html"
 	@echo "make bench      verify and time everything against its peers (about ten minutes)"
+	@echo "make mutants    errors put into the theory one at a time: which ones do no tests notice? (hours; MUTANTS='annattn.compiler.relu*')"
 	@echo "make reproduce  the paper's two figures and ours, from nothing (a quarter of an hour; PROFILE=full: all, days)"
 	@echo "make build      the wheel and the source distribution: dist/"
 	@echo "make format     rewrite the sources in the project's style"
@@ -56,6 +57,12 @@ bench: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	$(BIN)/python -m benchmarks $(ARGS)
 
+# Works on a copy in mutants/; a second run goes on where the first stopped.
+mutants: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[mutants]"
+	$(BIN)/mutmut run $(if $(MUTANTS),"$(MUTANTS)")
+	$(BIN)/mutmut results
+
 PROFILE ?= quick
 reproduce: $(READY)
 	@$(BIN)/annattn reproduce --profile $(PROFILE) $(ARGS)
@@ -78,7 +85,7 @@ browser:
 
 # Numba keeps compiled kernels in the __pycache__ folders beside the sources: the next run compiles them anew.
 clean:
-	rm -rf dist site htmlcov .coverage .coverage.* .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf dist site mutants htmlcov .coverage .coverage.* .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

@@ -101,6 +101,7 @@ def ball(n, dim, norm, generator, *, sphere):
     return rows if sphere else rows * torch.rand(n, 1, generator=generator, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sphere", [True, False])
 @pytest.mark.parametrize("norm", [1.0, 3.0])
 @given(seed=st.integers(0, 10_000), beta=st.floats(0, 3), share=st.floats(0.05, 0.95), n=st.integers(1, 12))
@@ -148,8 +149,47 @@ def test_parameters_of_softmax_that_make_no_sense_are_refused():
         aa.attention.softmax_parameters(1e6, radius=1.0)
 
 
+def test_radius_zero_means_equal_for_every_approximation():
+    query, key = torch.tensor([[0.0]]), torch.tensor([[0.0], [0.5]])
+    for approximation in (2.0, torch.inf):
+        kinds = {"radius": 0.0, "approximation": approximation, "tables": 1}
+        assert aa.check_anna(torch.tensor([[1.0, 0.0]]), query, key, **kinds).holds
+        report = aa.check_anna(torch.tensor([[0.9, 0.1]]), query, key, **kinds)
+        assert (report.far.tolist(), report.near.tolist()) == ([[0, 1]], [[0, 0]])
+
+
+def test_with_leading_axes_every_head_is_checked_by_itself():
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randint(0, 4, (2, 3, n, 2), generator=generator).double() for n in (4, 5))
+    weights = torch.rand(2, 3, 4, 5, generator=generator) * (torch.rand(2, 3, 4, 5, generator=generator) < 0.5)
+    weights[0] /= weights[0].sum(-1, keepdim=True).clamp(min=1e-9)
+    weights[1, 0, 0] = 0
+    kinds = {"radius": 1.0, "approximation": 2.0, "tables": 2}
+    whole = aa.check_anna(weights, query, key, **kinds)
+    for name in ("far", "near", "negative", "unnormalised"):
+        parts = [
+            [a, b, *at]
+            for a in range(2)
+            for b in range(3)
+            for at in getattr(aa.check_anna(weights[a, b], query[a, b], key[a, b], **kinds), name).tolist()
+        ]
+        assert getattr(whole, name).tolist() == parts, name
+
+
+def test_small_distances_between_long_vectors_are_not_lost():
+    # From 26 rows torch would multiply matrices, and 1e8² swallows a distance of 1.
+    query = torch.full((30, 1), 1e8, dtype=torch.float64)
+    key = query + torch.arange(30, dtype=torch.float64)[:, None]
+    report = aa.check_anna(torch.full((30, 30), 1 / 30), query, key, radius=1.5, approximation=2.0, tables=1)
+    assert report.far.tolist() == [[i, j] for i in range(30) for j in range(4, 30)]
+
+
 def test_bad_arguments_are_refused():
     x = torch.zeros(3, 2)
+    y = torch.zeros(2, 3, 2)
+    for weights, query, key in (((3, 3), x, x[:, :1]), ((2, 3, 3), y, y[:1]), ((3,), x[0], x), ((3, 3), x, x[0, 0])):
+        with pytest.raises(InputError, match=r"\(..., queries, keys\), \(..., queries, dim\) and \(..., keys, dim\)"):
+            aa.check_anna(torch.zeros(weights), query, key, radius=1.0, approximation=2.0, tables=1)
     with pytest.raises(InputError, match="weights: got"):
         aa.check_anna(torch.zeros(3, 4), x, x, radius=1.0, approximation=2.0, tables=1)
     with pytest.raises(InputError, match="approximation > 1"):

@@ -1,9 +1,11 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
 import annattn as aa
+from annattn.attention.plan import _smallest
 from annattn.errors import InputError, PlanError
 from annattn.lsh import CrossPolytope, Euclidean, Hyperplane, Identity
 
@@ -68,6 +70,28 @@ def test_fewer_tables_or_hashes_than_planned_break_the_bound():
         assert better == []
 
 
+@pytest.mark.parametrize("failure", [0.5, 0.1, 0.001])
+@pytest.mark.parametrize("n", [1, 2, 10])
+@pytest.mark.parametrize(
+    ("p1", "p2"), [(0.99, 0.5), (0.9, 0.1), (0.9, 0.6), (0.7, 0.01), (0.5, 0.0), (1.0, 0.3), (1.0, 0.0)]
+)
+def test_no_smaller_product_keeps_the_bound(n, p1, p2, failure):
+    def fits(tables, hashes, slack):
+        return n**2 * ((1 - p1**hashes) ** tables + tables * p2**hashes) <= failure * (1 + slack)
+
+    tables, hashes = _smallest(n, p1, p2, failure)
+    assert fits(tables, hashes, 1e-12)
+    for other in range(1, min(tables * hashes, 200) + 1):
+        few = np.arange(1, tables * hashes // other + 1)
+        smaller = (few * other < tables * hashes) | ((few * other == tables * hashes) & (few < tables))
+        assert not (fits(few, other, -1e-9) & smaller).any(), (tables, hashes, other)
+
+
+def test_probabilities_too_close_to_be_told_apart_are_refused():
+    with pytest.raises(PlanError, match=r"guarantee: got n = 64, c = 1, failure 0\.1, .*; take fewer tokens"):
+        aa.plan(64, Hyperplane(8), 0.5, 1.0000001)
+
+
 def test_a_plan_with_the_bound_ignored_does_fail():
     # The planner test above could not fail if this did not.
     family = Hyperplane(16)
@@ -85,7 +109,24 @@ def test_where_the_theorem_does_not_apply_the_plan_says_why():
     assert "c = 1.5 is not above √3" in small.caveats[0]
     assert "is not below 1/3" in small.caveats[1]
     assert small.caveats[1] in str(small)
+    assert f"(here {small.tables} tables for n = 64)" in small.caveats[1]
     assert aa.plan(64, Hyperplane(8), 0.05, 10).caveats == ()
+
+
+def test_the_theorems_conditions_are_root_three_and_a_third():
+    between = aa.plan(64, Euclidean(8, width=4.0), 0.5, 1.9)
+    assert between.approximation > math.sqrt(3)
+    assert not any("√3" in caveat for caveat in between.caveats)
+    assert any("1/3" in caveat for caveat in between.caveats)
+    nearly = aa.plan(64, Hyperplane(8), 0.3, 3.0)
+    assert 1 / 4 < nearly.quality < 1 / 3
+    assert nearly.applies
+
+
+def test_a_plan_remembers_what_it_was_asked_for():
+    found = aa.plan(64, Hyperplane(8), 0.05, 10.0, failure=0.2)
+    assert (found.n, found.radius, found.approximation, found.failure) == (64, 0.05, 10.0, 0.2)
+    assert len(str(found).splitlines()) == 4
 
 
 def test_perfect_hashing_needs_one_table_of_one_hash():

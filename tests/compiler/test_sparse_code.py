@@ -105,3 +105,63 @@ def test_senders_that_share_all_slots_are_named():
     with pytest.raises(CollisionError, match="layer 3, head 2, token 1"):
         code.decode(mean, layer=3, head=2)
     assert read(code, mean[:1]) == {(0, 1): (1,)}
+
+
+def test_codes_come_from_their_seed_and_have_the_shape_they_say():
+    for make in (SparseCode.practical, lambda *sizes, seed=0: SparseCode.lemma(*sizes, slots=50, seed=seed)):
+        codes = [make(3, 60, seed=seed).of for seed in (0, 0, 1)]
+        assert np.array_equal(codes[0], codes[1])
+        assert not np.array_equal(codes[0], codes[2])
+    code = SparseCode.practical(3, 60)
+    assert (code.machines, code.slots, code.weight) == (60, 44, 8)
+    assert (np.sort(code.of, axis=1) < code.slots).all()
+    assert all(len(set(slots)) == 8 for slots in code.of.tolist())
+    assert SparseCode.practical(3, 60, slots=20).slots == 20
+
+
+def test_no_two_senders_have_the_same_slots_where_there_are_enough_choices():
+    # 45 choices of 8 of 10 slots for 40 senders: drawn once, some would be equal.
+    for seed in range(5):
+        slots = np.sort(SparseCode.practical(2, 40, slots=10, seed=seed).of, axis=1)
+        assert len(np.unique(slots, axis=0)) == 40
+
+
+def test_every_row_of_the_lemmas_matrix_has_a_slot():
+    assert (SparseCode.lemma(50, 200, slots=4).of.min(axis=1) < 4).all()
+
+
+def test_a_reader_without_senders_gets_nothing():
+    found = SparseCode.practical(2, 5).decode(np.zeros((3, 5 * 5)), layer=0, head=0)
+    assert (found.reader.shape, found.sender.shape, found.body.shape) == ((0,), (0,), (0, 2))
+
+
+def damaged(column: int, by: float) -> np.ndarray:
+    """The averages of two readers, the second with one number changed in the slot of sender 2."""
+    code = SparseCode.practical(2, 4)
+    mean = averages(code, np.array([[5], [6], [7], [8]]), [[0, 1], [2, 3]])
+    mean[1, column * code.slots + 2] += by
+    return mean
+
+
+@pytest.mark.parametrize(
+    ("column", "by", "why"),
+    [
+        (3, 0.2, "an average of other than whole messages"),
+        (3, 0.15, "an average of other than whole messages"),
+        (1, 0.5, "an average of other than whole messages|a message in slots not its sender's"),
+        (2, 0.5, "a message in slots not its sender's"),
+    ],
+)
+def test_an_average_that_was_tampered_with_is_an_error_that_names_the_reader(column, by, why):
+    with pytest.raises(CollisionError, match=f"layer 3, head 2, token 1: ({why})"):
+        SparseCode.practical(2, 4).decode(damaged(column, by), layer=3, head=2)
+
+
+def test_senders_left_after_peeling_are_named():
+    rows = np.array([[1, 0, 0], [0, 1, 1], [0, 1, 1]], bool)
+    code = SparseCode(rows)
+    mean = averages(code, np.array([[5], [6], [7]]), [[0], [0, 1, 2]])
+    with pytest.raises(
+        CollisionError, match="layer 4, head 1, token 1: messages of several senders share all their slots"
+    ):
+        code.decode(mean, layer=4, head=1)

@@ -293,6 +293,24 @@ def test_two_messages_at_one_port_are_an_error_in_the_module_too():
         model.run([0, 1, 0, 0])
 
 
+def test_words_that_a_shorter_message_lacks_are_zero_and_a_silent_round_has_no_heads():
+    def step(i, machine):
+        me, x = machine.number, machine["x"]
+        sends = [Send(me, [x, x]), Send(3 - me, [x], port=1)] if i else []
+        return Turn({"x": x}, sends)
+
+    program = Program(
+        step,
+        output=lambda machine: [word for message in machine.messages for word in message],
+        rounds=2, machines=4, inputs={"x": 8}, word_bits=3, ports=2,
+    )  # fmt: skip
+    model = to_module(program)
+    assert [layer.messages * layer.ports for layer in model.config.layers] == [0, 4]
+    assert [layer.ports for layer in model.config.layers] == [0, 2]
+    expected = [[1, 1, 4, 0], [2, 2, 3, 0], [3, 3, 2, 0], [4, 4, 1, 0]]
+    assert model.run([1, 2, 3, 4]).tolist() == run(program, [1, 2, 3, 4]).output.tolist() == expected
+
+
 def test_what_cannot_become_weights_is_refused():
     plain = PerMachine(lambda r, m, inbox: [], rounds=1, limits=Limits(2, 2))
     with pytest.raises(InputError, match=r"program: got PerMachine.*to_transformer"):

@@ -165,7 +165,8 @@ def _fewest_tables(n: int, p1: float, p2: float, hashes: int, failure: float, le
         return _near(n, p1, tables, hashes) + _far(n, p2, tables, hashes) <= failure
 
     if far == 0 or together >= 1:
-        return least if fits(least) else None
+        # Where the bound is met exactly, rounding may ask for one table more.
+        return next((tables for tables in (least, least + 1) if fits(tables)), None)
     # The sum is convex in the tables: it falls until the slopes of its two parts cancel.
     slope = math.log1p(-together)
     most = max(least, math.floor(math.log(min(far / -slope, 1.0)) / slope))
