@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import annattn as aa
+from annattn.kernels import hash_pair
 from annattn.kernels.numba import compiled, memory
 from annattn.kernels.numba.threads import run_pieces
 
@@ -212,3 +213,18 @@ def test_damaged_files_of_compiled_kernels_are_replaced_and_a_full_disk_is_no_ob
     monkeypatch.setattr(compiled, "_saved", threading.Event())
     assert _tiny_kernel(source)(2.5) == 5.0
     assert not compiled._saved.is_set()  # so nobody is told that it was kept
+
+
+def test_flushed_denormals_change_no_code_for_any_number_of_threads():
+    rows = torch.randn(1, 4, 4096, 8, generator=torch.Generator().manual_seed(0)) * 1e-40
+    expected, threads = HASHER(rows), torch.get_num_threads()
+    try:
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this processor has no such setting")
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            assert torch.equal(hash_pair(HASHER, rows, rows)[0], expected)
+            assert (torch.tensor([1e-40]) * 1).item() == 0  # the caller's setting is as it was
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(threads)

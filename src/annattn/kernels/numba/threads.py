@@ -18,6 +18,8 @@ __all__ = ["Run", "pieces_of", "run_groups", "run_pieces"]
 
 _ENOUGH = 2**17  # operations below which a second thread costs more than it saves
 
+_SUBNORMAL = 5e-324
+
 Run = Callable[[Callable[[int], object], int], None]
 
 _pool: ThreadPoolExecutor | None = None
@@ -42,6 +44,13 @@ def run_pieces(work: Callable[[int], object], count: int, *kind: object, calls_t
             run_pieces(work, count, calls_torch=calls_torch)
         _warm.add(kind)
         return None
+    if _SUBNORMAL * 1.0 == 0.0:
+        # torch.set_flush_denormal is on, in this thread alone: answers must not depend on which thread gives them.
+        torch.set_flush_denormal(False)
+        try:
+            return run_pieces(work, count, calls_torch=calls_torch)
+        finally:
+            torch.set_flush_denormal(True)
     threads = torch.get_num_threads()
     # In a forked child, torch's OpenMP waits forever for threads that only the parent has.
     if threads == 1 or (count < 2 and not (calls_torch and _forked)):
@@ -115,6 +124,7 @@ def _be_single() -> None:
     # yet to come begin with, so that is put back.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    torch.set_flush_denormal(False)  # a new thread has the setting of the one that starts it
     restore = threading.Thread(target=torch.set_num_threads, args=(before,))
     restore.start()
     restore.join()
