@@ -34,7 +34,17 @@ FORGIVING = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 KINDS = ("python", "sh", "text")
 REFERENCE = (
     *("attention", "cache", "compiler", "errors", "experiments"),
-    *("lsh", "mpc", "mpc.programs", "mpc.protocols", "nn", "outofcore", "tasks", "theorems"),
+    *(
+        "integrations.huggingface",
+        "lsh",
+        "mpc",
+        "mpc.programs",
+        "mpc.protocols",
+        "nn",
+        "outofcore",
+        "tasks",
+        "theorems",
+    ),
 )
 
 

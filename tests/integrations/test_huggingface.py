@@ -14,6 +14,7 @@ from annattn.attention import (
     LatestMatchConfig,
     ReformerConfig,
     SoftmaxConfig,
+    WindowConfig,
     anna_attention,
 )
 from annattn.errors import InputError
@@ -24,7 +25,8 @@ from tests.integrations.tiny import padded, tiny_bert, tiny_llama
 convert: Any = huggingface.convert  # the type checker does not see that transformers' models generate
 ANNA = AnnaConfig(tables=4, hashes=3)
 EXACT = CollisionSoftmaxConfig(tables=1, hashes=30, window=64)  # every key of these lengths is in the window
-CACHED = [ANNA, LatestMatchConfig(tables=4, hashes=3), EXACT]
+WINDOW = WindowConfig(tables=4, hashes=3, window=3)
+CACHED = [ANNA, WINDOW, LatestMatchConfig(tables=4, hashes=3), EXACT]
 by_cached = pytest.mark.parametrize("attention", CACHED, ids=lambda config: type(config).__name__)
 
 
@@ -32,11 +34,12 @@ def real(logits: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     return logits[inputs["attention_mask"].bool()]
 
 
+@pytest.mark.parametrize("exact", [EXACT, WindowConfig(window=64)], ids=lambda config: type(config).__name__)
 @pytest.mark.parametrize("left", [True, False])
-def test_a_window_over_everything_gives_the_logits_of_softmax(left):
+def test_a_window_over_everything_gives_the_logits_of_softmax(left, exact):
     inputs, model = padded(left), tiny_llama()
     expected = real(model(**inputs).logits, inputs)
-    convert(model, EXACT)
+    convert(model, exact)
     torch.testing.assert_close(real(model(**inputs).logits, inputs), expected)
     cached = model(**inputs, past_key_values=AnnaCache(model.config)).logits
     torch.testing.assert_close(real(cached, inputs), expected)
@@ -299,8 +302,16 @@ def test_a_damaged_record_names_its_layer():
         model(**padded())
 
 
-def test_packed_sequences_are_refused_by_the_layers_name():
-    model = convert(tiny_llama(), ANNA, layers=[1])
+@pytest.mark.parametrize("attention", [ANNA, WINDOW], ids=lambda config: type(config).__name__)
+def test_packed_sequences_do_not_see_each_other(attention):
+    model, tokens = convert(tiny_llama(), attention), torch.randint(3, 50, (1, 9))
+    packed = model(tokens, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]), use_cache=False).logits
+    apart = [model(part, use_cache=False).logits for part in tokens.split([4, 5], 1)]
+    torch.testing.assert_close(packed, torch.cat(apart, 1))
+
+
+def test_packed_sequences_are_refused_by_the_layers_name_where_they_have_no_form():
+    model = convert(tiny_llama(), LatestMatchConfig(), layers=[1])
     positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
     with pytest.raises(InputError, match=r"attention of layer 1.*packed sequences"):
         model(torch.randint(3, 50, (1, 6)), position_ids=positions, use_cache=False)

@@ -16,6 +16,7 @@ COMMANDS = {
     "plan": "Find how many tables and hashes a guarantee takes.",
     "attend": "Attend over arrays in files, even larger than memory.",
     "train": "Train a recipe, or continue a run that was stopped.",
+    "distill": "Teach a sentence encoder of transformers to attend by ANNA.",
     "sweep": "Measure a trained model over numbers of tables and hashes.",
     "reproduce": "Train from scratch, measure, and write tables and figures.",
     "mpc": "Run massively parallel protocols under enforced limits.",

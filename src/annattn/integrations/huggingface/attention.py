@@ -12,7 +12,7 @@ from transformers.masking_utils import (
     packed_sequence_mask_function,
 )
 
-from annattn.attention import AnnaConfig, AttentionConfig, CollisionSoftmaxConfig
+from annattn.attention import AnnaConfig, AttentionConfig, CollisionSoftmaxConfig, WindowConfig
 from annattn.errors import InputError
 from annattn.integrations.huggingface.bound import BoundLayer, bound_layer, layer_name
 from annattn.integrations.huggingface.masks import read_mask
@@ -21,6 +21,7 @@ __all__ = ["IMPLEMENTATIONS", "attend", "key_mask", "register"]
 
 IMPLEMENTATIONS: dict[str, AttentionConfig] = {
     "anna": AnnaConfig(tables=16, hashes=6),
+    "anna_window": WindowConfig(tables=16, hashes=6, window=64),
     "collision_softmax": CollisionSoftmaxConfig(
         family="cross_polytope", tables=40, hashes=1, meetings=2, window=64, first=4, centre=True
     ),

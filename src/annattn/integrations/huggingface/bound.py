@@ -6,10 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from annattn.attention import AttentionConfig
+from annattn.attention import (
+    AnnaConfig,
+    AttentionConfig,
+    HashedConfig,
+    WindowConfig,
+    anna_attention,
+    window_attention,
+)
 from annattn.errors import InputError
 from annattn.integrations.huggingface.masks import KeyMask, dense_attention
 from annattn.integrations.huggingface.record import NAME, LayerAttention, layer_attentions
+from annattn.lsh import Hasher
 
 __all__ = ["BoundLayer", "bind_layer", "bound_layer", "layer_name"]
 
@@ -56,12 +64,22 @@ class BoundLayer:
         assert self.attend is not None
         if mask.documents is None:
             return self.attend(query, key, value, is_causal, mask.key_mask)
+        options: dict[str, Any] = {"is_causal": is_causal, "documents": mask.documents}
+        if isinstance(self.attention, AnnaConfig):
+            return anna_attention(query, key, value, self._hasher(), gradient=self.attention.gradient, **options)
+        if isinstance(self.attention, WindowConfig):
+            own = {name: getattr(self.attention, name) for name in ("window", "combine", "gate", "shift", "gradient")}
+            return window_attention(query, key, value, self._hasher(), **own, **options)
         raise InputError(
             f"attention of layer {self.layer}",
-            given="packed sequences",
-            expected="one sequence per batch row",
+            given=f"packed sequences with {type(self.attention).__name__}",
+            expected="AnnaConfig or WindowConfig with them, or one sequence per batch row",
             hint="pad the sequences and pass an attention_mask",
         )
+
+    def _hasher(self) -> Hasher:
+        assert isinstance(self.attention, HashedConfig)
+        return self.attention.hasher(self.head_dim, self.layer, None)
 
 
 def layer_name(module: torch.nn.Module) -> str:

