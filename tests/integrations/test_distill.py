@@ -84,7 +84,7 @@ def test_the_teacher_scores_itself_with_cosine_one(teacher, text):
 
 def test_the_command_reports_teacher_before_and_after(teacher, text, tmp_path, capsys, monkeypatch):
     places = ["annattn", "distill", str(text), "--teacher", str(teacher), "--folder", str(tmp_path / "run")]
-    monkeypatch.setattr("sys.argv", [*places, *"--steps 3 --batch 2 --tables 2 --json".split()])
+    monkeypatch.setattr("sys.argv", [*places, "--steps", "3", "--batch", "2", "--tables", "2", "--json"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
