@@ -130,3 +130,12 @@ def test_wrong_boundaries_are_refused(documents, message):
         aa.anna_attention(query, key, value, HASHERS["narrow"], documents=documents)
     with pytest.raises(InputError, match="as many queries as keys"):
         aa.anna_attention(query[:, :, :3], key, value, HASHERS["narrow"], documents=ENDS)
+
+
+def test_what_follows_in_another_document_is_not_read():
+    query, key, value, _ = tokens()
+    alternating = (torch.arange(41) % 2)[None]
+    out = aa.window_attention(
+        query, key, value, HASHERS["narrow"], window=0, shift=1, is_causal=True, documents=alternating
+    )
+    assert out.count_nonzero() == 0
