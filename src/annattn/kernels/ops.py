@@ -54,6 +54,12 @@ def _refuse_transforms() -> None:
     )
 
 
+def _needs_no_op(*tensors: Tensor) -> bool:
+    """Whether what is computed from these may be computed at once: nobody traces, and no gradient is wanted of it."""
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return not wanted and _runs_now() and all(type(x) is Tensor for x in tensors)
+
+
 def hash_call(hasher: Hasher, query: Tensor, key: Tensor) -> Call:
     """The hashing of these rows, described."""
     return Call(
@@ -169,13 +175,19 @@ def bucket_mean(
     return _bucket_mean(target_codes, source_codes, value, order, buckets, one_table_at_a_time)
 
 
+def _bucket_sum(
+    target_codes: Tensor, source_codes: Tensor, value: Tensor, order: int, buckets: int, one_table_at_a_time: bool
+) -> tuple[Tensor, Tensor]:
+    inputs = SumInputs(target_codes, source_codes, value, Order(order), buckets, one_table_at_a_time)
+    return choose(_sum_call("bucket_sum", inputs)).bucket_sum(inputs)
+
+
 @torch.library.custom_op("annattn::bucket_sum", mutates_args=())
 def bucket_sum(
     target_codes: Tensor, source_codes: Tensor, value: Tensor, order: int, buckets: int, one_table_at_a_time: bool
 ) -> tuple[Tensor, Tensor]:
     """Σ_j c_ij v_j and Σ_j c_ij: see `Backend.bucket_sum`."""
-    inputs = SumInputs(target_codes, source_codes, value, Order(order), buckets, one_table_at_a_time)
-    return choose(_sum_call("bucket_sum", inputs)).bucket_sum(inputs)
+    return _bucket_sum(target_codes, source_codes, value, order, buckets, one_table_at_a_time)
 
 
 @bucket_mean.register_fake
@@ -208,7 +220,7 @@ def _bucket_mean_backward(ctx, grad_mean, grad_count):
 
 def _divided(grad: Tensor, count: Tensor) -> Tensor:
     """g_i / C_i. By the backend where nobody traces: threads that torch woke for it would stay awake beside its own."""
-    if type(grad) is not Tensor or not _runs_now() or (grad.requires_grad and torch.is_grad_enabled()):
+    if not _needs_no_op(grad):
         return grad / count[..., None].clamp(min=1)
     shape = grad.shape[:3]
     call = Call("bucket_sum", grad.device, grad.dtype, shape, shape, 1, grad.shape[-1])
@@ -222,8 +234,7 @@ bucket_mean.register_autograd(_bucket_mean_backward, setup_context=_keep)
 # The mean of what a query's buckets hold, differentiable in queries and keys as well: they take no part in the forward
 # pass, which knows only their codes, and get the gradient of their collision probability. If
 # `counted`, so does the count, which is then a number of the values' dtype.
-@torch.library.custom_op("annattn::bucket_attention", mutates_args=())
-def _bucket_attention(
+def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -240,14 +251,16 @@ def _bucket_attention(
     return mean, count.to(value.dtype) if counted else count
 
 
+_bucket_attention = torch.library.custom_op("annattn::bucket_attention", _attend, mutates_args=())
+
+
 @_bucket_attention.register_fake
 def _(query, key, value, query_codes, key_codes, order, buckets, one_table_at_a_time, gradient, spec, counted=False):
     count = value.new_empty(query.shape[:3], dtype=value.dtype if counted else torch.int64)
     return value.new_empty(*query.shape[:3], value.shape[-1]), count
 
 
-@torch.library.custom_op("annattn::bucket_attention_gradient", mutates_args=())
-def _bucket_attention_gradient(
+def _turn(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -265,6 +278,9 @@ def _bucket_attention_gradient(
         query, key, value, grad, out, count, slope_of(gradient, spec), Order(order), query_codes, key_codes, buckets
     )
     return _gradient("gradient", inputs, query_codes.shape[-1])
+
+
+_bucket_attention_gradient = torch.library.custom_op("annattn::bucket_attention_gradient", _turn, mutates_args=())
 
 
 @_bucket_attention_gradient.register_fake
@@ -314,19 +330,29 @@ def _bucket_attention_backward(ctx, grad, grad_count):
         grad = torch.zeros_like(out)
     if ctx.needs_input_grad[2]:
         weight = _divided(grad, count)
-        grad_value, _ = bucket_sum(key_codes, query_codes, weight, -ctx.order, ctx.buckets, ctx.one_table_at_a_time)
+        add = _bucket_sum if _needs_no_op(weight) else bucket_sum
+        grad_value, _ = add(key_codes, query_codes, weight, -ctx.order, ctx.buckets, ctx.one_table_at_a_time)
     if any(ctx.needs_input_grad[:2]):
         if grad_count is not None:
             # The count is the sum of a value of 1, so it is one more column: dx_ij gains c_ij · w · dC_i.
             value, out = torch.nn.functional.pad(value, (0, 1), value=1.0), torch.nn.functional.pad(out, (0, 1))
             grad = torch.cat([grad, (grad_count * count)[..., None]], dim=-1)
-        grad_query, grad_key = _bucket_attention_gradient(
+        turn = _turn if _needs_no_op(query, key, value, grad, out) else _bucket_attention_gradient
+        grad_query, grad_key = turn(
             query, key, value, query_codes, key_codes, grad, out, count, ctx.order, ctx.buckets, ctx.gradient, ctx.spec
         )
     return grad_query, grad_key, grad_value, *[None] * 8
 
 
 _bucket_attention.register_autograd(_bucket_attention_backward, setup_context=_keep_attention)
+
+
+class _BucketAttention(torch.autograd.Function):
+    """The op for those who do not trace: the first call of an op imports torch's compiler, which takes a second."""
+
+    forward = staticmethod(_attend)
+    setup_context = staticmethod(_keep_attention)
+    backward = staticmethod(_bucket_attention_backward)  # pyright: ignore[reportAssignmentType]
 
 
 def wanted_gradient(hasher: Hasher, gradient: str, query: Tensor, key: Tensor) -> str:
@@ -372,9 +398,8 @@ def bucket_attention(
         if _runs_now() and not (value.requires_grad and torch.is_grad_enabled()):
             return _bucket_mean(*codes, value, order, buckets, one_table_at_a_time)
         return bucket_mean(*codes, value, order, buckets, one_table_at_a_time)
-    return _bucket_attention(
-        query, key, value, *codes, order, buckets, one_table_at_a_time, wanted, hasher.spec, counted
-    )
+    attend = _BucketAttention.apply if _runs_now() else _bucket_attention
+    return attend(query, key, value, *codes, order, buckets, one_table_at_a_time, wanted, hasher.spec, counted)
 
 
 @torch.library.custom_op("annattn::newest", mutates_args=())

@@ -1,13 +1,13 @@
 """Codes of rows on a CPU: float32 speed, float64 answers.
 
-Projections are torch's own matrix product, a block of rows at a time, with a rigorous bound on their rounding error;
-the few answers that this error could have decided are computed again in float64. So the codes are those of the
-family's `evaluate`, whatever the block, the number of threads and the order in which the product was summed.
+Projections of a tile of rows are a product in float32 that stays in a near cache, with a rigorous bound on their
+rounding error; the few answers that this error could have decided are computed again in float64. So the codes are those
+of the family's `evaluate`, whatever the tile, the number of threads and the order in which the product was summed.
 
-Everything is laid out with rows innermost, so that the loops below are loops over rows, which LLVM vectorises.
+Everything is laid out with rows innermost, so that the loops below are loops over rows, which LLVM vectorises, at the
+same speed for any number of hashes.
 """
 
-import threading
 from itertools import repeat
 
 import numpy as np
@@ -19,16 +19,20 @@ from annattn.kernels.codes import heads_and_shares
 from annattn.kernels.numba import memory
 from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.numbering import number_rows
+from annattn.kernels.numba.rows import set_row
 from annattn.kernels.numba.threads import run_pieces
 from annattn.lsh import NO_BUCKET, CrossPolytope, Hasher, Identity
 
 __all__ = ["equal_rows", "hash_rows"]
 
-_BLOCK = 2**17  # projections in one block: half a MB, which a near cache holds
-_TILE = 1024  # rows packed at a time, so that all there is per row stays in the nearest cache
-_LANES = 64  # rows of a block are a multiple of this
-_PIECE = 2**18  # projections that are worth a thread of their own
+_TILE = 512  # rows hashed at a time
+_GAP = 16  # entries between the lines of a tile: at a distance of a power of two they would push each other out
+_MANY = 1024  # projections per row from which a tile has a quarter of those
+_LANES = 64  # the same for rotations
+_PIECE = 2**18  # numbers rotated that are worth a thread of their own
+_WORTH = 2**20  # multiply-adds that are
 _ONE_COPY = torch.empty(1, 0, device="cpu")
+_U = np.uint64
 
 # |float32 dot product − exact| ≤ γ ‖x‖‖a‖ with γ = k·u/(1 − k·u), u = 2^−24 and k = dim + 1 roundings, one of them that
 # of float64 rows to float32; a little more covers the rounding of the bound itself.
@@ -70,39 +74,27 @@ def hash_rows(hasher: Hasher, *inputs: Tensor) -> list[Tensor]:
 
 
 def _hash_by_products(hasher: Hasher, parts: list[tuple[Tensor, np.ndarray, int]]) -> None:
-    """By projections: torch's matrix product of a block of rows, then a loop that packs what it gave."""
+    """By projections."""
     vectors = hasher.parameters[0]  # normals (functions, dim), or matrices (functions, axes, dim)
-    pack, axes = (_pack_signs, 1) if vectors.ndim == 2 else (_pack_axes, vectors.shape[1])
-    vectors = vectors.reshape(-1, hasher.family.dim)
-    exact_vectors, functions = vectors.numpy(), len(vectors) // hasher.heads
-    unit = (hasher.family.dim + 1) * _UNIT
-    spread = _SLACK * unit / (1 - unit) * float(vectors.double().square().sum(1).max().sqrt())
-    # What the user allows of lower precision in other products must not decide a hash.
-    dtype = torch.float32 if torch.get_float32_matmul_precision() == "highest" else torch.float64
-    vectors = vectors.to(dtype)
-    size = max(_LANES, _BLOCK // functions // _LANES * _LANES)
-    blocks, kinds = [], []
+    axes = 0 if vectors.ndim == 2 else vectors.shape[1]
+    vectors = vectors.reshape(hasher.heads, -1, hasher.family.dim).numpy()
+    tile = _TILE if vectors.shape[1] <= _MANY else _TILE // 4
+    pieces, kinds, total = [], set(), 0
+    for rows, _, _ in parts:
+        kinds.add(rows.dtype)
+        total += len(rows)
+    # Codes do not depend on how rows are cut: a few pieces per thread, none too short.
+    size = tile * -(-max(_WORTH // vectors[0].size, total // (4 * torch.get_num_threads())) // tile)
     for rows, codes, draw in parts:
-        mine = slice(draw * functions, (draw + 1) * functions)
-        blocks.extend(zip(repeat(rows), repeat(codes), repeat(mine), range(0, len(rows), size), strict=False))
-        kinds.append(rows.dtype)
+        pieces.extend(
+            zip(repeat(rows.contiguous().numpy()), repeat(codes), repeat(draw), range(0, len(rows), size), strict=False)
+        )
 
-    def block(number: int) -> None:
-        rows, codes, mine, first = blocks[number]
-        part = rows[first : first + size].to(dtype)
-        # The same room each time: fresh memory would cost as much as the product.
-        if getattr(_kept, "room", None) is None or len(_kept.room) < functions * len(part) or _kept.room.dtype != dtype:
-            with torch.inference_mode(False):
-                _kept.room = torch.empty(max(_BLOCK, functions * len(part)), dtype=dtype, device="cpu")
-        product = _kept.room[: functions * len(part)].view(functions, len(part))
-        # Autocast knows mm, and leaves mm with an `out` alone.
-        torch.mm(vectors[mine], part.T, out=product)
-        pack(product.numpy(), first, rows.numpy(), exact_vectors[mine], axes, spread, hasher.hashes, codes)
+    def piece(number: int) -> None:
+        rows, codes, draw, first = pieces[number]
+        _project_rows(first, min(first + size, len(rows)), rows, vectors[draw], tile, axes, hasher.hashes, codes)
 
-    run_pieces(block, len(blocks), "products", pack, dtype, *set(kinds), calls_torch=True)
-
-
-_kept = threading.local()
+    run_pieces(piece, len(pieces), "products", *kinds)
 
 
 def _hash_by_rotations(hasher: Hasher, parts: list[tuple[Tensor, np.ndarray, int]]) -> None:
@@ -119,6 +111,89 @@ def _hash_by_rotations(hasher: Hasher, parts: list[tuple[Tensor, np.ndarray, int
     run_pieces(piece, len(pieces), "rotations", *{rows.dtype for rows, *_ in parts})
 
 
+@kernel
+def _largest_length(vectors, padded):
+    """Copy the vectors into an array with some more zeros; the length of the longest."""
+    largest = 0.0
+    for line in range(vectors.shape[0]):
+        square = 0.0
+        for k in range(vectors.shape[1]):
+            padded[line, k] = vectors[line, k]
+            square += np.float64(vectors[line, k]) ** 2
+        largest = max(largest, square)
+    return np.sqrt(largest)
+
+
+@kernel
+def _aligned(count):
+    """As many zeros, from the beginning of a line of the cache on: vectors across two lines would cost a fifth more."""
+    room = np.zeros(count + 16, np.float32)
+    skipped = -room.ctypes.data % 64 // 4
+    return room[skipped : skipped + count]
+
+
+@kernel
+def _project_rows(start, stop, rows, vectors, tile, axes, hashes, codes):
+    """Write the codes of rows [start, stop), a tile at a time; codes are (heads, tables, n), numbered through heads."""
+    # The loops take four lines and four columns at a time.
+    lines, dim = -(-vectors.shape[0] // 4) * 4, -(-vectors.shape[1] // 4) * 4
+    padded = np.zeros((lines, dim), np.float32)
+    unit = (vectors.shape[1] + 1) * _UNIT
+    spread = _SLACK * unit / (1 - unit) * _largest_length(vectors, padded)
+    flat, flat_rows, stride = padded.reshape(-1), rows.reshape(-1), tile + _GAP
+    upright, product = _aligned(dim * stride), _aligned(lines * stride)
+    bounds = np.empty(tile, np.float32)
+    for first in range(start, stop, tile):
+        count = min(tile, stop - first)
+        # These read the rows from end to end, and so bring them near for what follows.
+        _set_bounds(rows, first, spread, bounds[:count])
+        _set_upright(flat_rows, first * rows.shape[1], count, rows.shape[1], upright, stride)
+        for line in range(0, lines, 4):
+            at = line * stride
+            set_row(product, at, 0, 4 * stride)
+            for k in range(0, dim, 4):
+                _add_products(product, at, flat, line * dim + k, dim, upright, k * stride, stride, count)
+        if axes == 0:
+            _pack_signs(product.reshape(lines, stride), first, count, rows, vectors, bounds, hashes, codes)
+        else:
+            _pack_axes(product.reshape(lines, stride)[:, :count], first, rows, vectors, axes, bounds, hashes, codes)
+
+
+@kernel
+def _set_upright(rows, begin, count, dim, upright, stride):
+    """Transpose rows, sixteen columns at a time, so that the lines written to stay in the nearest cache."""
+    for column in range(0, dim, 16):
+        for r in range(count):
+            of, to = _U(begin + r * dim + column), _U(column * stride + r)
+            for k in range(_U(min(16, dim - column))):
+                upright[to + k * _U(stride)] = rows[of + k]
+
+
+@kernel(fastmath={"reassoc", "contract"})
+def _add_products(product, at, vectors, of, dim, rows, place, stride, count):
+    """Four lines of the product += four entries of each of four vectors times four lines of upright rows.
+
+    All sixteen factors stay in registers, as far as a processor has them. Places are unsigned, as in `rows`.
+    """
+    at, of, dim, place, stride = _U(at), _U(of), _U(dim), _U(place), _U(stride)
+    one, two, three = _U(1), _U(2), _U(3)
+    a0, a1, a2, a3 = vectors[of], vectors[of + one], vectors[of + two], vectors[of + three]
+    of += dim
+    b0, b1, b2, b3 = vectors[of], vectors[of + one], vectors[of + two], vectors[of + three]
+    of += dim
+    c0, c1, c2, c3 = vectors[of], vectors[of + one], vectors[of + two], vectors[of + three]
+    of += dim
+    d0, d1, d2, d3 = vectors[of], vectors[of + one], vectors[of + two], vectors[of + three]
+    place1, place2, place3 = place + stride, place + two * stride, place + three * stride
+    at1, at2, at3 = at + stride, at + two * stride, at + three * stride
+    for r in range(_U(count)):
+        x0, x1, x2, x3 = rows[place + r], rows[place1 + r], rows[place2 + r], rows[place3 + r]
+        product[at + r] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
+        product[at1 + r] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
+        product[at2 + r] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
+        product[at3 + r] += d0 * x0 + d1 * x1 + d2 * x2 + d3 * x3
+
+
 @kernel(fastmath={"reassoc", "contract"})
 def _set_bounds(rows, first, spread, bounds):
     """How far from zero a projection of each row must be for its sign to be certain; infinite if none is."""
@@ -131,34 +206,23 @@ def _set_bounds(rows, first, spread, bounds):
 
 
 @kernel
-def _pack_signs(product, first, rows, planes, axes, spread, hashes, codes):
-    """Write the codes of rows from `first` on, whose projections are the columns of `product`: their signs.
-
-    codes are (heads, tables, n); rows are numbered through the heads.
-    """
-    for tile in range(0, product.shape[1], _TILE):
-        _pack_tile(product, first, tile, min(tile + _TILE, product.shape[1]), rows, planes, spread, hashes, codes)
-
-
-@kernel
-def _pack_tile(product, first, start, stop, rows, planes, spread, hashes, codes):
+def _pack_signs(product, first, count, rows, planes, bounds, hashes, codes):
+    """Write the codes of `count` rows from `first` on, whose projections are the columns of `product`: their signs."""
     _, tables, n = codes.shape
-    count = stop - start
-    bounds, doubt = np.empty(count, np.float32), np.zeros(count, np.int32)
+    doubt = np.zeros(count, np.int32)
     word = np.empty(count, np.int32)
     zero = product.dtype.type(0)  # compared with a plain 0, all would become float64
-    _set_bounds(rows, first + start, spread, bounds)
     for table in range(tables):
         for low in range(0, hashes, 31):  # of a wide code, as many bits at a time as fit a word
             word[:] = 0
             for h in range(low, min(low + 31, hashes)):
-                line, bit = product[table * hashes + h, start:stop], np.int32(1) << np.int32(h - low)
+                line, bit = product[table * hashes + h, :count], np.int32(1) << np.int32(h - low)
                 for r in range(count):
                     word[r] |= bit if line[r] >= zero else np.int32(0)
                     doubt[r] |= np.int32(not (abs(line[r]) > bounds[r]))
             r = 0
             while r < count:
-                head, place = divmod(first + start + r, n)
+                head, place = divmod(first + r, n)
                 length = min(count - r, n - place)
                 into, bits = codes[head, table, place : place + length], word[r : r + length]
                 if low == 0:
@@ -170,15 +234,15 @@ def _pack_tile(product, first, start, stop, rows, planes, spread, hashes, codes)
                 r += length
     for r in range(count):
         if doubt[r] != 0:
-            head, place = divmod(first + start + r, n)
-            row = rows[first + start + r]
+            head, place = divmod(first + r, n)
+            row = rows[first + r]
             scale = _scale(row)
             if scale < 0:
                 codes[head, :, place] = NO_BUCKET
                 continue
             for table in range(tables):
                 for h in range(hashes):
-                    if not (abs(product[table * hashes + h, start + r]) > bounds[r]):
+                    if not (abs(product[table * hashes + h, r]) > bounds[r]):
                         bit = np.int64(1) << np.int64(h)
                         if _dot(row, planes[table * hashes + h], scale) >= 0:
                             codes[head, table, place] |= bit
@@ -207,14 +271,12 @@ def _dot(row, vector, scale):
 
 
 @kernel
-def _pack_axes(product, first, rows, matrices, axes, spread, hashes, codes):
+def _pack_axes(product, first, rows, matrices, axes, bounds, hashes, codes):
     """The same with the nearest signed axis of each function's `axes` projections as its digit."""
     tables, count = codes.shape[1], product.shape[1]
-    bounds, exact = np.empty(count, np.float32), np.empty(axes)
+    exact = np.empty(axes)
     largest, second = np.empty(count, product.dtype), np.empty(count, product.dtype)
     winner, code = np.empty(count, np.int32), np.empty(count, np.int64)
-    # Both the largest and the second may be off.
-    _set_bounds(rows, first, 2 * spread, bounds)
     for table in range(tables):
         code[:] = 0
         place = np.int64(1)
@@ -224,7 +286,8 @@ def _pack_axes(product, first, rows, matrices, axes, spread, hashes, codes):
             for k in range(axes):
                 _challenge(product[function * axes + k], k, largest, second, winner)
             for r in range(count):
-                if not (largest[r] - second[r] > bounds[r]):
+                # Both the largest and the second may be off.
+                if not (largest[r] - second[r] > 2 * bounds[r]):
                     row = rows[first + r]
                     scale = _scale(row)
                     for k in range(axes):

@@ -26,8 +26,9 @@ __all__ = ["bucket_sums", "divide_rows"]
 _TABLES = 2**20  # bytes of rows that tables worked on together may have
 _STRIP = 128  # rows of the inputs worked on together
 _COLUMNS = 16  # columns that are worth a thread of their own
-_FEW = 3  # groups that are worked on one after the other, each by all threads, if their buckets are crowded:
-_CROWDED = 8  # at least so many members each, on average
+_CROWDED = 2  # members per bucket, on average, from which all threads work on a single group at the same time
+_FULL = 32  # the same for a few groups one after the other, if nothing is causal
+_FEW = 3
 _FLUSH = 1024  # members after which a float32 sum is added to a float64 one, so that it does not drift
 
 _EMPTY = -1  # a bucket without members; one member is its index, and several are _SEVERAL minus the number of their row
@@ -70,7 +71,8 @@ def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool) -> tuple[T
     memory.require_below(buckets, "hash code", targets, sources)
     flat, starts, stride = memory.flat(value)
     starts = starts.reshape(groups, share_sources)
-    if groups <= _FEW and 0 < _CROWDED * buckets <= m:
+    crowded = buckets > 0 and (_CROWDED if groups == 1 else _FULL) * buckets <= m
+    if crowded and (groups == 1 or (groups <= _FEW and inputs.order == 0)):
         totals, counts = out.numpy().reshape(groups, -1), count.numpy().reshape(groups, share, n)
         step = 1 if inputs.one_table_at_a_time else tables
         for group in range(groups):
