@@ -330,3 +330,17 @@ def test_sliding_windows_are_refused():
     model = convert(MistralForCausalLM(config).eval(), ANNA)
     with pytest.raises(InputError, match="causal, bidirectional or packed"):
         model(torch.randint(0, 8, (1, 9)), use_cache=False)
+
+
+def test_cropping_undoes_padded_tokens_too():
+    model, inputs = convert(tiny_llama(), ANNA), padded()
+    tokens, mask = inputs["input_ids"], inputs["attention_mask"].flip(1)  # padding at the end of the first row
+    cache = AnnaCache(model.config)
+    model(tokens[:, :8], attention_mask=mask[:, :8], past_key_values=cache)
+    model(tokens[:, 8:], attention_mask=mask, past_key_values=cache)
+    cache.crop(-4)
+    step = model(tokens[:, :1], attention_mask=torch.ones(2, 9), past_key_values=cache).logits
+    whole = model(torch.cat([tokens[:, :8], tokens[:, :1]], 1), use_cache=False).logits
+    torch.testing.assert_close(step[:, 0], whole[:, -1])
+    with pytest.raises(InputError, match="tokens to crop from layer 0"):
+        cache.crop(-100)

@@ -7,13 +7,21 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
-from annattn.attention import AnnaConfig, AttentionConfig, BucketState, HashedConfig, LatestMatchConfig
+from annattn.attention import (
+    AnnaConfig,
+    AttentionConfig,
+    BucketState,
+    HashedConfig,
+    LatestMatchConfig,
+    WindowConfig,
+)
+from annattn.cache import WindowCache
 from annattn.errors import InputError
 from annattn.integrations.huggingface.attention import IMPLEMENTATIONS
 from annattn.integrations.huggingface.bound import BoundLayer
 from annattn.integrations.huggingface.record import LayerAttention, layer_attentions
 
-__all__ = ["AnnaCache", "AnnaLayer"]
+__all__ = ["AnnaCache", "AnnaLayer", "WindowLayer"]
 
 _HISTORY = 64
 
@@ -32,11 +40,12 @@ class AnnaLayer(CacheLayerMixin):
         super().__init__()
         self.attention, self.layer, self.history = attention, layer, history
         self.state: BucketState | None = None
+        self.took_part = torch.ones(0, 0, dtype=torch.bool)  # which of the last tokens of each row did
         self.length, self.waiting = 0, 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make empty tables for this batch."""
-        self.dtype, self.device = key_states.dtype, key_states.device
+        self.took_part = torch.ones(len(key_states), 0, dtype=torch.bool, device=key_states.device)
         batch, heads, _, dim = key_states.shape
         hasher = self.attention.hasher(dim, self.layer, None)
         keep = "newest" if isinstance(self.attention, LatestMatchConfig) else "sum"
@@ -72,11 +81,16 @@ class AnnaLayer(CacheLayerMixin):
                 expected=f"one made for {bound.attention}",
                 hint="AnnaCache(model.config) after convert(model, ...)",
             )
-        assert self.state is not None
         new = None if key_mask is None else key_mask[:, key_mask.shape[1] - key.shape[2] :]
-        out = self.state.scan(query, key, value, new).mean().to(value.dtype)
+        out = self._step(query, key, value, new)
         self.waiting = 0
         return out
+
+    def _step(self, query: Tensor, key: Tensor, value: Tensor, new: Tensor | None) -> Tensor:
+        assert self.state is not None
+        took_part = torch.ones_like(key[:, 0, :, 0], dtype=torch.bool) if new is None else new
+        self.took_part = torch.cat([self.took_part, took_part], 1)[:, -self.history :]
+        return self.state.scan(query, key, value, new).mean().to(value.dtype)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Masks cover all tokens, from the first."""
@@ -98,9 +112,21 @@ class AnnaLayer(CacheLayerMixin):
         """Undo so many of the last tokens, given as a negative number; at most `history`."""
         if tokens_to_remove > 0:
             raise InputError("tokens_to_remove", given=tokens_to_remove, expected="a negative number of tokens")
-        if tokens_to_remove and self.state is not None:
-            self.state.crop([-tokens_to_remove] * self.state.batch)
+        if tokens_to_remove and self.is_initialized:
+            self._undo(-tokens_to_remove)
             self.length += tokens_to_remove
+
+    def _undo(self, tokens: int) -> None:
+        assert self.state is not None
+        if tokens > self.took_part.shape[1]:
+            raise InputError(
+                f"tokens to crop from layer {self.layer}",
+                given=tokens,
+                expected=f"at most the last {self.took_part.shape[1]}",
+                hint="AnnaCache(model.config, history=...) keeps more",
+            )
+        self.state.crop(self.took_part[:, -tokens:].sum(1).tolist())  # a masked token left no trace
+        self.took_part = self.took_part[:, :-tokens]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row b becomes a copy of what row beam_idx[b] was."""
@@ -108,17 +134,20 @@ class AnnaLayer(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every row `repeats` times."""
-        if self.state is not None:
-            self._take([row for row in range(self.state.batch) for _ in range(repeats)])
+        if self.is_initialized:
+            self._take([row for row in range(self._batch()) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Only these rows."""
-        if self.state is not None:
-            self._take(torch.arange(self.state.batch)[indices.cpu()].tolist())
+        if self.is_initialized:
+            self._take(torch.arange(self._batch())[indices.cpu()].tolist())
+
+    def _batch(self) -> int:
+        return len(self.took_part)
 
     def _take(self, rows: list[int]) -> None:
         assert self.state is not None
-        self.state = self.state.twin(rows)
+        self.state, self.took_part = self.state.twin(rows), self.took_part[rows]
 
     def offload(self) -> None:
         """Not needed: the tables do not grow."""
@@ -127,10 +156,48 @@ class AnnaLayer(CacheLayerMixin):
         """Not needed either."""
 
 
+class WindowLayer(AnnaLayer):
+    """One layer's last tokens as they are, and hash tables of all before them."""
+
+    def __init__(self, attention: WindowConfig, layer: int, history: int = _HISTORY) -> None:
+        super().__init__(attention, layer, history)
+        self.gate, self.cache = attention.gate, None
+        self._options = {"window": attention.window, "combine": attention.combine, "shift": attention.shift}
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Make an empty cache for this batch."""
+        batch, heads, _, dim = key_states.shape
+        hasher, sizes = self.attention.hasher(dim, self.layer, None), {"batch": batch, "heads": heads}
+        self.cache: WindowCache | None = WindowCache(
+            hasher, value_dim=value_states.shape[-1], history=self.history, **sizes, **self._options
+        )
+        self.is_initialized = True
+
+    def _step(self, query: Tensor, key: Tensor, value: Tensor, new: Tensor | None) -> Tensor:
+        assert self.cache is not None
+        return self.cache.step(query, key, value, key_mask=new, gate=self.gate)
+
+    def _undo(self, tokens: int) -> None:
+        assert self.cache is not None
+        self.cache.crop(tokens)
+
+    def _batch(self) -> int:
+        return 0 if self.cache is None else self.cache.batch
+
+    def _take(self, rows: list[int]) -> None:
+        assert self.cache is not None
+        self.cache.select(rows)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self.cache = None
+
+
 class AnnaCache(Cache):
     """The decode cache of a model converted to ANNA, for `past_key_values`.
 
-    Layers that attend by ANNA or latest match in all heads hold hash tables, whose size does not grow with the
+    Layers that attend by ANNA, latest match or a window in all heads hold hash tables, which do not grow with the
     context; the others hold keys and values, as `transformers`' own cache does. At most the last `history` tokens can
     be cropped, which prompt-lookup and assisted generation need.
 
@@ -167,4 +234,6 @@ def _layer(chosen: LayerAttention | None, layer: int, history: int) -> CacheLaye
     attention: AttentionConfig | None = None if chosen is None or chosen.heads is not None else chosen.attention
     if isinstance(attention, AnnaConfig | LatestMatchConfig):
         return AnnaLayer(attention, layer, history)
+    if isinstance(attention, WindowConfig):
+        return WindowLayer(attention, layer, history)
     return DynamicLayer()
