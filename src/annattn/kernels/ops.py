@@ -348,7 +348,7 @@ _bucket_attention.register_autograd(_bucket_attention_backward, setup_context=_k
 
 
 class _BucketAttention(torch.autograd.Function):
-    """The op for those who do not trace: the first call of an op imports torch's compiler, which takes a second."""
+    """The op for those who do not trace: the first call of an op imports all of torch's compiler."""
 
     forward = staticmethod(_attend)
     setup_context = staticmethod(_keep_attention)

@@ -2,8 +2,7 @@
 
 What belongs to a row lies side by side: a_i or b_j, padded with zeros to whole panels of ROWS entries, then its vector
 c and its sum, each in whole lines of 64 bytes. The outer product of a large bucket stays in the nearest cache while its
-members stream by; its two loops are LLVM IR written by hand, which keeps twelve sums in registers: a loop over the
-columns of four rows at a time, which LLVM vectorises, took three times as long.
+members stream by; its two loops are LLVM IR written by hand, which keeps twelve sums in registers.
 """
 
 import numpy as np
