@@ -25,7 +25,7 @@ help:
 	@echo "make distclean  remove .venv as well"
 
 $(READY): pyproject.toml constraints.txt
-	@echo "installing into $(VENV): some minutes, 2 GB"
+	@echo "installing into $(VENV): some minutes, 3 GB"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[cli,dev,docs,hf,ray,report]"
 	touch $@

@@ -1,7 +1,14 @@
 """Names that docstring examples use without importing them, and which tests are slow for what they share."""
 
+import importlib.util
+import os
+
 import pytest
 import torch
+
+# Triton decides when it is imported whether its kernels are interpreted; nothing else here uses it.
+os.environ["TRITON_INTERPRET"] = "1"
+collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["src/annattn/kernels/triton/*"]
 
 # Fixtures that measure, build or start something once for many tests: whoever asks for one first waits for it.
 SLOW_FIXTURES = {"built", "cluster", "numbers", "results"}

@@ -4,6 +4,7 @@ Examples:
   python -m benchmarks                      everything (about ten minutes on two cores)
   python -m benchmarks --quick              the sweep up to 8,192 tokens, no figures (seconds)
   python -m benchmarks --only one_head long some of the figures
+  python -m benchmarks --device cuda        the GPU kernels: predicted beside measured
 """
 
 import argparse
@@ -18,6 +19,7 @@ from rich.table import Table
 from annattn.files import write_json
 from annattn.measure import describe_machine, faster_from, median_seconds
 from benchmarks.contenders import CONTENDERS
+from benchmarks.cuda import compare
 from benchmarks.figures import FIGURES, Figure
 from benchmarks.memory import extra_memory
 
@@ -96,8 +98,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="short lengths, no figures, no plots")
     parser.add_argument("--only", nargs="*", choices=list(FIGURES), help="these figures and no sweep")
     parser.add_argument("--out", type=Path, default=Path("results/bench"), help="folder for JSON and plots")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to measure")
     options = parser.parse_args()
     console = Console(width=160) if not sys.stdout.isatty() else Console()
+    if options.device == "cuda":
+        raise SystemExit(compare(console))
     times = {name: {} for name in CONTENDERS} if options.only else sweep(8192 if options.quick else 1_048_576, console)
     chosen = [] if options.quick else options.only or list(FIGURES)
     figures = [row for name in track(chosen, "figures", console=console, transient=True) for row in FIGURES[name]()]

@@ -35,3 +35,12 @@ def test_a_wrong_answer_is_not_timed(monkeypatch):
 def test_extra_memory_is_at_least_the_output():
     n = 65_536
     assert extra_memory("anna", n) >= 4 * n * contenders.DIM
+
+
+def test_without_a_gpu_one_line_says_so(monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", ["benchmarks", "--device", "cuda"])
+    with pytest.raises(SystemExit) as left:
+        bench.main()
+    assert left.value.code == 1
+    assert capsys.readouterr().out.splitlines() == ["there is no CUDA here: torch sees no GPU, so nothing was measured"]

@@ -110,6 +110,13 @@ class BucketState:
         return Reading(*self._tables.read(self._codes(query)))
 
     @torch.no_grad()
+    def decode(self, query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """`scan` for one token and `mean` of it in one kernel, where there is one; else None, and nothing happens."""
+        if key.shape[2] != 1 or self._names is not None:
+            return None
+        return self._tables.decode(self.hasher, query, key, value, dtype)
+
+    @torch.no_grad()
     def scan(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> Reading:
         """Continue a causal scan from here: each query finds all keys put in before, and the new ones up to its own."""
         if key.shape[2] == 1:

@@ -9,13 +9,18 @@ from annattn.checks import require_choice
 from annattn.errors import BackendError
 from annattn.kernels.interface import Backend, Call
 
-__all__ = ["BACKENDS", "choose", "use_backend"]
+__all__ = ["BACKENDS", "asked_for", "choose", "load", "use_backend"]
 
 BACKENDS: dict[str, str | Backend] = {
     "numba": "annattn.kernels.numba.backend:NumbaBackend",
+    "triton": "annattn.kernels.triton.backend:TritonBackend",
     "torch": "annattn.kernels.torch.backend:TorchBackend",
+    "triton_atomic": "annattn.kernels.triton.backend:AtomicTritonBackend",
 }
-"""In order of preference: a backend, or the class to import and make when it is first considered."""
+"""In order of preference: a backend, or the class to import and make when it is first considered.
+
+The torch backend runs everything, so what comes after it runs only if asked for by name.
+"""
 
 _loaded: dict[str, Backend] = {}
 _wanted: ContextVar[str | None] = ContextVar("annattn_backend", default=None)
@@ -23,16 +28,32 @@ _wanted: ContextVar[str | None] = ContextVar("annattn_backend", default=None)
 
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Insist on one backend inside a `with` block; it then runs or raises BackendError.
+    """Insist on one backend inside a `with` block; it then runs or raises BackendError, at once if it never could.
 
     >>> with use_backend("torch"):
     ...     pass
     """
-    token = _wanted.set(require_choice("backend", name, BACKENDS))
+    require_choice("backend", name, BACKENDS)
+    try:
+        missing = load(name).missing()
+    except ImportError as error:
+        missing = f"it cannot be imported: {error}"
+    if missing is not None:
+        raise BackendError(f"the backend {name!r} cannot run here: {missing}")
+    token = _wanted.set(name)
     try:
         yield
     finally:
         _wanted.reset(token)
+
+
+def asked_for(name: str) -> bool:
+    """Whether `use_backend` insists on this backend now.
+
+    >>> asked_for("torch")
+    False
+    """
+    return _wanted.get() == name
 
 
 def choose(call: Call) -> Backend:
@@ -41,7 +62,7 @@ def choose(call: Call) -> Backend:
     refusals = []
     for name in BACKENDS if wanted is None else (wanted,):
         try:
-            backend = _loaded.get(name) or _load(name)
+            backend = _loaded.get(name) or load(name)
         except ImportError as missing:
             refusals.append(f"{name}: cannot be imported: {missing}")
             continue
@@ -54,7 +75,10 @@ def choose(call: Call) -> Backend:
     raise BackendError(f"{who} {cannot} run {call.operation} on these inputs\n  " + "\n  ".join(refusals))
 
 
-def _load(name: str) -> Backend:
+def load(name: str) -> Backend:
+    """The backend of this name, imported and made if it is the first time."""
+    if name in _loaded:
+        return _loaded[name]
     entry = BACKENDS[name]
     if isinstance(entry, Backend):
         return entry

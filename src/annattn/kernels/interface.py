@@ -177,6 +177,10 @@ class Backend(ABC):
     A backend is asked for its `unsupported_reasons` first, and is given only calls for which there are none.
     """
 
+    def missing(self) -> str | None:
+        """What this machine lacks to run anything here, and how to get it, in one line; None if it lacks nothing."""
+        return None
+
     @abstractmethod
     def unsupported_reasons(self, call: Call) -> list[str]:
         """Why this backend cannot run the call, in words; empty if it can."""

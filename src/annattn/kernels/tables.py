@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from annattn.errors import InputError
-from annattn.lsh import NO_BUCKET
+from annattn.lsh import NO_BUCKET, Hasher
 
 __all__ = ["LIST", "MOST_LISTED", "ROW", "SINGLE", "Layout", "Tables", "check_saved", "expand"]
 
@@ -81,6 +81,10 @@ class Tables(ABC):
         """`add` and then `read` of one token per batch row."""
         self.add(key_codes, value, kept)
         return self.read(query_codes)
+
+    def decode(self, hasher: Hasher, query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """Add one token and give what the queries of the next read, divided; None if `add` and `read` have to do it."""
+        return None
 
     @abstractmethod
     def crop(self, tokens: Sequence[int]) -> None:
