@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -128,9 +129,9 @@ def assemble(found: Configuration, kernel: launch.Kernel, target: str) -> Assemb
     options = {"num_warps": found.warps, "enable_fp_fusion": True}
     said = io.StringIO()
     # Anew, and with what the assembler prints of it: registers and spills are in no other place.
-    with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope(), contextlib.redirect_stdout(said):
-        triton.knobs.compilation.always_compile = True
-        triton.knobs.nvidia.dump_ptxas_log = True
+    with knobs.compilation.scope(), knobs.nvidia.scope(), contextlib.redirect_stdout(said):
+        knobs.compilation.always_compile = True
+        knobs.nvidia.dump_ptxas_log = True
         compiled = triton.compile(source, target=GPUTarget("cuda", TARGETS[target], 32), options=options)
     (registers,) = re.findall(r"Used (\d+) registers", said.getvalue())
     (spilled,) = re.findall(r"(\d+) bytes spill stores", said.getvalue())

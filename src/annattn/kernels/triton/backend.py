@@ -153,8 +153,8 @@ def _hash_reasons(call: Call) -> list[str]:
         reasons.append(f"{call.hashes} hashes do not fit one code of 63 bits")
     if call.dtype not in _HASHED:
         reasons.append(f"rows of {call.dtype} are hashed in float64 by the torch backend")
-    structured = isinstance(call.family, CrossPolytope) and call.family.rotation == "structured"
-    if structured and call.family.axes > _MOST_AXES:
+    family = call.family
+    if isinstance(family, CrossPolytope) and family.rotation == "structured" and family.axes > _MOST_AXES:
         reasons.append(f"structured rotations are compiled up to {_MOST_AXES} axes")
     return reasons
 
