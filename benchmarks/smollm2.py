@@ -81,6 +81,8 @@ def collision_settings() -> list[tuple[AttentionConfig | None, Any]]:
         (cross(60, 2, window=32), None),
         (CollisionSoftmaxConfig("hyperplane", 90, 8, window=64, first=4, meetings=2, centre=True), None),
         (CollisionSoftmaxConfig("hyperplane", 90, 8, window=64, first=4, meetings=2), None),
+        (cross(92, 3), None),
+        (cross(135, 4), None),
     ]
 
 
