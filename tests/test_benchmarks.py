@@ -3,10 +3,12 @@
 import json
 
 import pytest
+import torch
 from benchmarks import __main__ as bench
-from benchmarks import contenders
+from benchmarks import contenders, grid
 from benchmarks.memory import extra_memory
 
+import annattn as aa
 from annattn.errors import AnnattnError
 
 
@@ -44,3 +46,33 @@ def test_without_a_gpu_one_line_says_so(monkeypatch, capsys):
         bench.main()
     assert left.value.code == 1
     assert capsys.readouterr().out.splitlines() == ["there is no CUDA here: torch sees no GPU, so nothing was measured"]
+
+
+def test_the_grid_checks_and_times_a_shape():
+    found = grid.measure(grid.Shape(batch=2, heads=2, n=40, dim=8, tables=3, hashes=4))
+    assert set(found) == set(grid.COLUMNS)
+    assert all(times["ratio"] == times["softmax"] / times["ANNA"] for times in found.values())
+
+
+def test_the_grid_refuses_a_wrong_answer(monkeypatch):
+    right = aa.anna_attention
+    monkeypatch.setattr(aa, "anna_attention", lambda q, k, v, h, **options: right(q, k, v, h, **options) + 0.01 * v)
+    with pytest.raises((AssertionError, AnnattnError)):
+        grid.calls(grid.Shape(batch=1, heads=1, n=40, dim=8, tables=3, hashes=4))
+
+
+def test_stated_accuracy_is_what_draws_show():
+    shape = grid.Shape(batch=1, heads=1, n=500, dim=32, tables=4, hashes=8)
+    stated = grid.Accuracy.of(shape)
+    # The mean of a quotient lies a little above the quotient of the means.
+    assert 1 < grid.measured_share(shape) / stated.share < 1.15
+    query, noise = torch.randn(2, 4000, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    query = query / query.norm(dim=-1, keepdim=True)
+    noise = noise - (noise * query).sum(-1, keepdim=True) * query
+    near = grid.MATCH * query + (1 - grid.MATCH**2) ** 0.5 * noise / noise.norm(dim=-1, keepdim=True)
+    missed = []
+    for seed in range(20):
+        hasher = aa.lsh.Hyperplane(32).sample(tables=1, hashes=8, seed=seed)
+        missed.append((hasher(query) != hasher(near)).all(-1).double().mean().item())
+    one_table = grid.Accuracy.of(grid.Shape(1, 1, 500, 32, tables=1, hashes=8)).missed
+    assert sum(missed) / 20 == pytest.approx(one_table, rel=0.05)

@@ -1,0 +1,212 @@
+"""`python -m benchmarks.grid`: ANNA against torch's softmax attention at the shapes people use, with its accuracy.
+
+Every answer is checked before it is timed, against the sum over all pairs in float64 on sampled queries; gradients of
+values against those of the same sum. Both sides use the same number of threads and take turns. Prints tables, and
+writes `grid.json` and a heat map.
+
+Examples:
+  python -m benchmarks.grid                  all shapes (three minutes on two cores)
+  python -m benchmarks.grid --shapes 0 3     the first and the fourth
+"""
+
+import argparse
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import annattn as aa
+from annattn.files import write_json
+from annattn.lsh import Hyperplane
+from annattn.measure import describe_machine
+from annattn.measure.answers import check_answer, collision_counts
+from annattn.measure.timing import runs_in_turns, timed
+
+COLUMNS = ("forward", "causal", "forward + backward")
+MATCH = 0.99  # the cosine of a match that should not be missed
+
+
+@dataclass(frozen=True)
+class Shape:
+    batch: int
+    heads: int
+    n: int
+    dim: int
+    tables: int
+    hashes: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.batch} × {self.heads} × {self.n:,} × {self.dim}, {self.tables} × {self.hashes}"
+
+
+SHAPES = (
+    Shape(8, 12, 128, 32, 8, 8),
+    Shape(8, 12, 512, 32, 8, 8),
+    Shape(4, 12, 512, 64, 8, 8),
+    Shape(1, 12, 1024, 64, 8, 8),
+    Shape(1, 32, 2048, 128, 32, 10),
+    Shape(1, 8, 4096, 64, 32, 12),
+    Shape(1, 8, 16_384, 64, 32, 14),
+    Shape(1, 8, 16_384, 64, 16, 28),
+)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What a setting is worth when one key equals the query and n − 1 others are random.
+
+    - share: the weight of the true match, ℓ / (ℓ + Σ c_j) with the expected number of chance meetings.
+    - missed: the chance that a key at cosine 0.99 is met in no table.
+    """
+
+    share: float
+    missed: float
+
+    @staticmethod
+    def of(shape: Shape) -> "Accuracy":
+        family = Hyperplane(shape.dim)
+
+        def meets(cosine: float) -> float:
+            return family.collision_probability(math.sqrt(2 - 2 * cosine)) ** shape.hashes
+
+        # Random directions are at right angles up to O(1/√dim); a mean over angles, as p^z is far from linear.
+        angles = torch.linspace(0, math.pi, 10_001, dtype=torch.float64)
+        density = torch.sin(angles) ** (shape.dim - 2)
+        chance = float(((1 - angles / math.pi) ** shape.hashes * density).sum() / density.sum())
+        return Accuracy(1 / (1 + (shape.n - 1) * chance), (1 - meets(MATCH)) ** shape.tables)
+
+
+def measured_share(shape: Shape, draws: int = 8) -> float:
+    """The weight of the true match among random keys: one query per key, averaged over all of them and over draws."""
+    shares = []
+    for draw in range(draws):
+        rows = torch.randn(1, 1, shape.n, shape.dim, generator=torch.Generator().manual_seed(draw))
+        hasher = Hyperplane(shape.dim).sample(tables=shape.tables, hashes=shape.hashes, seed=draw)
+        # Each query meets its own key in every table, so Σ_j c_ij, its own meetings included, is all there is to know.
+        met = torch.zeros(shape.n, dtype=torch.float64)
+        for column in hasher(rows[0, 0]).unbind(-1):
+            _, bucket, size = column.unique(return_inverse=True, return_counts=True)
+            met += size[bucket]
+        shares.append((shape.tables / met).mean().item())
+    return statistics.mean(shares)
+
+
+def calls(shape: Shape) -> dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]]:
+    """Softmax and ANNA for each column, checked."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, shape.batch, shape.heads, shape.n, shape.dim, generator=generator)
+    hasher = Hyperplane(shape.dim).sample(tables=shape.tables, hashes=shape.hashes, seed=0)
+    found = {}
+    for name, is_causal in (("forward", False), ("causal", True)):
+        out = aa.anna_attention(query, key, value, hasher, is_causal=is_causal)
+        counts = collision_counts(query[:1], key[:1], hasher, is_causal=is_causal)
+        check_answer(f"ANNA, {shape.label}", out[:1], counts, value[:1])
+        found[name] = (
+            lambda is_causal=is_causal: scaled_dot_product_attention(query, key, value, is_causal=is_causal),
+            lambda is_causal=is_causal: aa.anna_attention(query, key, value, hasher, is_causal=is_causal),
+        )
+    q, k, v = leaves = tuple(x.clone().requires_grad_() for x in (query, key, value))
+    direction = torch.randn(value.shape, generator=generator)
+
+    def backward(out: Tensor) -> Tensor:
+        return torch.autograd.grad(out, leaves, direction)[2]
+
+    grad = backward(aa.anna_attention(q, k, v, hasher))
+    _check_value_gradient(query[:1, :1], key[:1, :1], hasher, direction[:1, :1], grad[:1, :1])
+    found["forward + backward"] = (
+        lambda: backward(scaled_dot_product_attention(q, k, v)),
+        lambda: backward(aa.anna_attention(q, k, v, hasher)),
+    )
+    return found
+
+
+def _check_value_gradient(query: Tensor, key: Tensor, hasher: aa.lsh.Hasher, direction: Tensor, grad: Tensor) -> None:
+    """dv_j = Σ_i c_ij g_i / C_i for a few keys, over all queries."""
+    codes, some = hasher(query[0, 0]), torch.arange(0, key.shape[2], max(1, key.shape[2] // 8))
+    total = torch.zeros(query.shape[2], dtype=torch.float64)
+    for column, keys in zip(codes.T.contiguous(), hasher(key[0, 0]).T.contiguous(), strict=True):
+        ordered = keys.sort().values
+        total += torch.searchsorted(ordered, column, right=True) - torch.searchsorted(ordered, column)
+    weight = (codes[:, None] == hasher(key[0, 0, some])[None]).sum(-1) / total.clamp(min=1)[:, None]
+    torch.testing.assert_close(grad[0, 0, some].double(), weight.T @ direction[0, 0].double(), rtol=1e-3, atol=1e-4)
+
+
+def measure(shape: Shape) -> dict[str, dict[str, float]]:
+    """Median seconds of both sides and their ratio, per column."""
+    found = {}
+    for name, pair in calls(shape).items():
+        once = [timed(call)[0] for call in pair]
+        turns = dict(zip(("softmax", "ANNA"), pair, strict=True))
+        runs = {"softmax": once[:1]} if once[0] > 2 else {}  # what takes seconds is run twice in all
+        runs |= runs_in_turns({side: call for side, call in turns.items() if side not in runs}, enough=0.6)
+        times = {side: statistics.median(runs[side]) for side in turns}
+        found[name] = times | {"ratio": times["softmax"] / times["ANNA"]}
+    return found
+
+
+def draw(results: list[dict], path: Path) -> None:
+    """The ratios as a heat map, shape by column; blue where ANNA is faster, red where it is not, white at 1."""
+    import matplotlib.pyplot as plt
+
+    ratios = [[one["columns"][name]["ratio"] for name in COLUMNS] for one in results]
+    figure, axes = plt.subplots(figsize=(7.6, 0.5 * len(results) + 1.6), layout="constrained")
+    shown = axes.imshow([[math.log2(r) for r in row] for row in ratios], cmap="RdBu", vmin=-5, vmax=5, aspect="auto")
+    for y, row in enumerate(ratios):
+        for x, ratio in enumerate(row):
+            colour = "white" if abs(math.log2(ratio)) > 3 else "black"
+            weight = "bold" if ratio < 1 else "normal"
+            text = f"{ratio:.2g} ×" if ratio < 10 else f"{ratio:.0f} ×"
+            axes.text(x, y, text, ha="center", va="center", color=colour, weight=weight)
+    axes.set_xticks(range(len(COLUMNS)), COLUMNS)
+    axes.set_yticks(range(len(results)), [Shape(**one["shape"]).label for one in results])
+    axes.set_title("How many times faster than softmax attention", fontsize=11)
+    axes.set_ylabel("batch × heads × tokens × dim, tables × hashes")
+    axes.tick_params(length=0)
+    bar = figure.colorbar(shown, ticks=[-5, -2.5, 0, 2.5, 5], shrink=0.9)
+    bar.ax.set_yticklabels(["1/32", "1/6", "1: the crossing", "6", "32"])
+    figure.savefig(path.with_suffix(".svg"))
+    figure.savefig(path.with_suffix(".png"), dpi=120)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="*", type=int, choices=range(len(SHAPES)), help="numbers of shapes, from 0")
+    parser.add_argument("--out", type=Path, default=Path("results/grid"), help="folder for JSON and the heat map")
+    options = parser.parse_args()
+    console = Console(width=150)
+    chosen = [SHAPES[number] for number in options.shapes] if options.shapes else list(SHAPES)
+    results = []
+    for shape in track(chosen, "shapes", console=console, transient=True):
+        accuracy = Accuracy.of(shape)
+        results.append({"shape": asdict(shape), "columns": measure(shape), "accuracy": asdict(accuracy)})
+    table = Table(title=f"softmax / ANNA, {torch.get_num_threads()} threads on both sides; ms of ANNA in brackets")
+    for heading in (
+        "batch × heads × tokens × dim, tables × hashes",
+        *COLUMNS,
+        "share of a true match",
+        "missed at 0.99",
+    ):
+        table.add_column(heading, justify="left" if heading.startswith("batch") else "right")
+    for one in results:
+        cells = (f"{one['columns'][c]['ratio']:.2f} ({1e3 * one['columns'][c]['ANNA']:.1f})" for c in COLUMNS)
+        worth = one["accuracy"]
+        table.add_row(Shape(**one["shape"]).label, *cells, f"{worth['share']:.3f}", f"{worth['missed']:.1e}")
+    console.print(table)
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_json({"machine": describe_machine(), "results": results}, options.out / "grid.json")
+    draw(results, options.out / "grid")
+    console.print(f"written to {options.out}")
+
+
+if __name__ == "__main__":
+    main()
