@@ -40,12 +40,13 @@ def compare(console: Console) -> int:
     there = hasher.to("cuda")
     for n in SIZES:
         query, key, value = tokens(n)
-        on_gpu = tuple(x.cuda() for x in (query, key, value))
+        on_gpu = query.cuda(), key.cuda(), value.cuda()
         for is_causal in (False, True):
 
             def attend(inputs=on_gpu, is_causal=is_causal):
+                q, k, v = inputs
                 with use_backend("triton"):
-                    return aa.anna_attention(*inputs, there, is_causal=is_causal)
+                    return aa.anna_attention(q, k, v, there, is_causal=is_causal)
 
             # A wrong answer is not worth timing.
             check_anna(query, key, value, hasher, attend().cpu(), is_causal=is_causal)

@@ -56,8 +56,8 @@ def _examine(name: str) -> dict[str, Any]:
     try:
         with use_backend(name):
             for is_causal in (False, True):
-                inputs = (x.to(device) for x in (query, key, value))
-                out = anna_attention(*inputs, hasher.to(device), is_causal=is_causal)
+                q, k, v = (x.to(device) for x in (query, key, value))
+                out = anna_attention(q, k, v, hasher.to(device), is_causal=is_causal)
                 weights = collision_counts(query, key, hasher, is_causal=is_causal)
                 error = max(error, check_answer(name, out.cpu(), weights, value))
     except BackendError as refusal:
