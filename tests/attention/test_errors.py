@@ -57,11 +57,12 @@ def test_a_mask_must_be_one_bool_per_key(mechanism: Mechanism, mask, message):
 
 @pytest.mark.parametrize("name", [name for name in MECHANISMS if takes_hasher(MECHANISMS[name])])
 def test_a_hasher_must_fit(name):
+    options = MECHANISMS[name].options(DIM)
     attend = MECHANISMS[name].attend
     with pytest.raises(InputError, match="hasher: got one made for dim 3, expected one for the query's dim 4"):
-        attend(X, X, X, aa.lsh.Hyperplane(3).sample(tables=1, hashes=1))
+        attend(X, X, X, **options | {"hasher": aa.lsh.Hyperplane(3).sample(tables=1, hashes=1)})
     with pytest.raises(InputError, match=r"hasher: got Hyperplane, expected a Hasher; draw one: .*sample"):
-        attend(X, X, X, aa.lsh.Hyperplane(4))
+        attend(X, X, X, **options | {"hasher": aa.lsh.Hyperplane(4)})
 
 
 def test_unknown_options_are_refused():

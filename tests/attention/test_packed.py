@@ -40,6 +40,8 @@ def by_document(attend, query, key, value, mask):
 @every_hasher
 def test_packed_documents_equal_a_call_for_each(hasher, is_causal, backend):
     query, key, value, mask = tokens()
+    if backend.startswith("triton"):  # which hashes no float64
+        query, key, value = query.float(), key.float(), value.float()
     numbers = torch.searchsorted(ENDS[1:], torch.arange(41), right=True)[None]
 
     def attend(q, k, v, m, **options):

@@ -20,6 +20,7 @@ def bench(
     hashes: Integer = 8,
     dim: Integer = 64,
     heads: Integer = 1,
+    batch: Integer = 1,
     seed: Integer = 0,
     as_json: JsonFlag = False,
 ) -> None:
@@ -28,7 +29,7 @@ def bench(
     Answers are checked before they are timed. The comparison with other libraries and the figures of
     docs/performance.md come from `make bench` in a clone of the repository.
 
-    Example: annattn bench --longest 65536 --tables 16 --heads 4
+    Example: annattn bench --batch 8 --heads 12 --dim 32 --longest 4096
 
     Args:
         longest: the largest number of tokens; lengths double from 64.
@@ -36,11 +37,13 @@ def bench(
         hashes: hash functions per table.
         dim: width of a head.
         heads: number of heads.
+        batch: sequences per call.
         seed: determines the tokens and the hash functions.
         as_json: print the numbers as JSON and nothing else.
     """
     require_count("--hashes", hashes, most=CODE_BITS, hint="answers are checked by codes of 63 bits")
-    for name, size in {"--longest": longest, "--tables": tables, "--dim": dim, "--heads": heads}.items():
+    sizes_given = {"--longest": longest, "--tables": tables, "--dim": dim, "--heads": heads, "--batch": batch}
+    for name, size in sizes_given.items():
         require_count(name, size, most=_LARGEST)
     sizes = lengths(longest, shortest=64)
     machine, stderr = describe_machine(), stderr_console()
@@ -53,6 +56,7 @@ def bench(
                 hashes=hashes,
                 dim=dim,
                 heads=heads,
+                batch=batch,
                 seed=seed,
                 progress=lambda done, what: progress("speed", done, what),
             )
@@ -64,8 +68,11 @@ def bench(
         return
     console = stdout_console()
     console.print(speed_table(found))
-    first = found["faster_from"]
-    if first is None:
-        console.print(f"ANNA is not faster than softmax attention up to {sizes[-1]:,} tokens here")
-    else:
-        console.print(f"ANNA is faster than softmax attention here from {first:,} tokens (lengths doubled from 64)")
+    for name, causal in (("faster_from", ""), ("causal_faster_from", " causal")):
+        first = found[name]
+        if first is None:
+            console.print(f"ANNA is not faster than{causal} softmax attention up to {sizes[-1]:,} tokens here")
+        else:
+            console.print(
+                f"ANNA is faster than{causal} softmax attention here from {first:,} tokens (lengths doubled from 64)"
+            )

@@ -108,8 +108,9 @@ def _rotated(rows: Tensor, matrices: Tensor) -> Tensor:
     functions, axes, dim = matrices.shape
     products, errors = products_and_errors(rows, matrices.reshape(-1, dim))
     rotated, error = products.unflatten(-1, (functions, axes)), errors.unflatten(-1, (functions, axes)).amax(-1)
-    largest = rotated.abs().topk(min(2, axes), dim=-1).values
-    at, function = torch.nonzero((largest[..., 0] - largest[..., -1] <= 2 * error) & (error > 0), as_tuple=True)
+    sizes = rotated.abs()
+    near_largest = sizes >= (sizes.amax(-1) - 2 * error)[..., None]
+    at, function = torch.nonzero((near_largest.sum(-1) > 1) & (error > 0), as_tuple=True)
     rotated[at, function] = dot_in_order(rows[at][:, None], matrices[function])
     return rotated
 

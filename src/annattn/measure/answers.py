@@ -25,14 +25,14 @@ CHECKED = 16
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-5
 
 
-def random_inputs(n: int, *, heads: int, dim: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of one batch row, normally distributed.
+def random_inputs(n: int, *, heads: int, dim: int, seed: int = 0, batch: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, normally distributed.
 
     >>> [tuple(x.shape) for x in random_inputs(5, heads=2, dim=8)]
     [(1, 2, 5, 8), (1, 2, 5, 8), (1, 2, 5, 8)]
     """
     generator = torch.Generator().manual_seed(seed)
-    query, key, value = (torch.randn(1, heads, n, dim, generator=generator) for _ in range(3))
+    query, key, value = (torch.randn(batch, heads, n, dim, generator=generator) for _ in range(3))
     return query, key, value
 
 

@@ -55,6 +55,7 @@ def measure_speed(
     hashes: int = 8,
     dim: int = 64,
     heads: int = 1,
+    batch: int = 1,
     seed: int = 0,
     progress: Progress = silent,
 ) -> dict[str, Any]:
@@ -67,22 +68,24 @@ def measure_speed(
     True
     """
     require_count("heads", heads)
+    require_count("batch", batch)
     require_count("dim", dim)
     hasher = Hyperplane(dim).sample(tables=tables, hashes=hashes, seed=seed)
     progress(0, "compiling kernels, the first time")
-    _measure(_contenders(64, heads, hasher, seed), enough=0)  # compiled and warm before anything counts
+    _measure(_contenders(64, heads, batch, hasher, seed), enough=0)  # compiled and warm before anything counts
     rows, done = [], 0.0
     for n in sizes:
         progress(done, f"{n:,} tokens")
-        rows.append({"tokens": n, **_measure(_contenders(n, heads, hasher, seed), enough=_ENOUGH)})
+        rows.append({"tokens": n, **_measure(_contenders(n, heads, batch, hasher, seed), enough=_ENOUGH)})
         # Most of the time goes into softmax attention, which is quadratic.
         done += (n / max(sizes)) ** 2 / sum((m / max(sizes)) ** 2 for m in sizes)
-    anna, softmax = ({row["tokens"]: row["seconds"][name] for row in rows} for name in ("anna", "softmax"))
+    by_length = {name: {row["tokens"]: row["seconds"][name] for row in rows} for name in LABELS}
     return {
-        "settings": {"tables": tables, "hashes": hashes, "dim": dim, "heads": heads, "seed": seed},
+        "settings": {"tables": tables, "hashes": hashes, "dim": dim, "heads": heads, "batch": batch, "seed": seed},
         "checked": CHECKED,
         "rows": rows,
-        "faster_from": faster_from(anna, softmax),
+        "faster_from": faster_from(by_length["anna"], by_length["softmax"]),
+        "causal_faster_from": faster_from(by_length["causal_anna"], by_length["causal_softmax"]),
     }
 
 
@@ -107,8 +110,8 @@ class _Contender:
     """Raises if an answer is wrong, and otherwise gives its largest error."""
 
 
-def _contenders(n: int, heads: int, hasher: Hasher, seed: int) -> dict[str, _Contender]:
-    query, key, value = random_inputs(n, heads=heads, dim=hasher.dim, seed=seed)
+def _contenders(n: int, heads: int, batch: int, hasher: Hasher, seed: int) -> dict[str, _Contender]:
+    query, key, value = random_inputs(n, heads=heads, dim=hasher.dim, seed=seed, batch=batch)
 
     def softmax(name: str, is_causal: bool) -> _Contender:
         return _Contender(

@@ -63,7 +63,7 @@ class DigitReversal(Exchange):
 
     >>> from annattn.mpc import run
     >>> len(run(DigitReversal(8, memory_words=3, base=2), range(8)).output)
-    8
+    24
     """
 
     def __init__(self, n: int, memory_words: int, base: int, rounds: int = 2, seed: int = 0) -> None:

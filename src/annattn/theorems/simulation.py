@@ -69,7 +69,7 @@ def few_partners_width(partners: int, memory_words: float, *, digits: float, mac
     α = k + 1, q ≤ (k + 1)·P machines, Δ = 6 + 2·s' numbers for words of 64 bits and the s' of `few_partners_memory`.
 
     >>> round(few_partners_width(2, 8, digits=6, machines=256))
-    1227057
+    1227165
     """
     message = 6 + 2 * few_partners_memory(partners, memory_words, digits=digits, machines=machines)
     return (12 * (partners + 1) ** 4 * math.log((partners + 1) * machines) + 1) * message

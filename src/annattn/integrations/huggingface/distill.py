@@ -15,11 +15,11 @@ from transformers import AutoModel, AutoTokenizer
 from annattn.attention import AttentionConfig
 from annattn.checks import require_count, require_number
 from annattn.errors import InputError
-from annattn.files import replacing, write_json
+from annattn.files import write_json
 from annattn.integrations.huggingface.convert import convert
 from annattn.integrations.huggingface.paragraphs import Paragraphs, halves
 from annattn.interrupts import between_steps
-from annattn.nn.checkpoint import write_attention
+from annattn.nn.checkpoint import read_tensors, write_attention, write_tensors
 
 __all__ = ["Distillation", "Scores", "Step", "distill", "embed", "load_teacher", "scores"]
 
@@ -170,8 +170,12 @@ def _schedule(step: int, steps: int) -> float:
 
 
 def _save(folder: Path, task: Distillation, student: Any, optimizer: Any, step: int) -> None:
-    with replacing(folder / "state.pt") as file:
-        torch.save({"step": step, "student": student.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    tensors = {f"student.{name}": tensor for name, tensor in student.state_dict().items()}
+    for number, moments in optimizer.state_dict()["state"].items():
+        tensors |= {f"adam.{number}.{name}": torch.as_tensor(value) for name, value in moments.items()}
+    # A copy each: tied weights share memory, which safetensors refuses.
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()} | {"step": torch.tensor(step)}
+    write_tensors(tensors, folder / "state.safetensors")
     write_json(task.written(), folder / "task.json")
 
 
@@ -179,14 +183,23 @@ def _restore(folder: Path, task: Distillation, student: Any, optimizer: Any) -> 
     """Load what an earlier run left, and return the step to go on with."""
     import json
 
-    if not (folder / "state.pt").exists() or not (folder / "task.json").exists():
+    if not (folder / "state.safetensors").exists() or not (folder / "task.json").exists():
         return 0
     kept = json.loads((folder / "task.json").read_text())
     if kept != json.loads(json.dumps(task.written())):
         raise InputError(
             "folder", given=f"{folder}, with a run of {kept}", expected="the same run", hint="choose another folder"
         )
-    state = torch.load(folder / "state.pt", weights_only=True)
-    student.load_state_dict(state["student"])
-    optimizer.load_state_dict(state["optimizer"])
-    return state["step"]
+    tensors = read_tensors(folder / "state.safetensors")
+    weights = {name.removeprefix("student."): x for name, x in tensors.items() if name.startswith("student.")}
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith("adam."):
+            _, number, rest = name.split(".")
+            moments.setdefault(int(number), {})[rest] = tensor
+    try:
+        student.load_state_dict(weights)
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+        return int(tensors["step"])
+    except (RuntimeError, KeyError, ValueError) as wrong:
+        raise InputError(f"{folder}/state.safetensors", given="another model", expected="the student's") from wrong
