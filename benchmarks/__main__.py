@@ -87,7 +87,7 @@ def tables(times: dict[str, dict[int, float]], figures: list[Figure], console: C
         table.add_row(f"{n:,}", *("" if cell is None else f"{1e3 * cell:,.2f}" for cell in cells))
     console.print(table)
     if figures:
-        table = Table("case", "asked", "measured", "reached", title="Figures")
+        table = Table("case", "goal", "measured", "reached", title="Figures")
         for figure in figures:
             table.add_row(figure.case, figure.asked, figure.measured, "yes" if figure.reached else "no")
         console.print(table)
