@@ -3,6 +3,19 @@
 import pytest
 import torch
 
+from annattn.attention import (
+    MECHANISMS,
+    BasedConfig,
+    CollisionSoftmaxConfig,
+    ExpectedLatestConfig,
+    HyperConfig,
+    PerformerConfig,
+    PolySketchConfig,
+    ReformerRoundsConfig,
+    RoutingConfig,
+    ScatterbrainConfig,
+    SlidingWindowConfig,
+)
 from annattn.errors import InputError
 from annattn.nn import (
     AnnaConfig,
@@ -30,7 +43,24 @@ ATTENTION = [
     ExpectedCollisionConfig(hashes=3),
     SampledCollisionConfig(tables=4, hashes=3, noise=0.5),
     SampledLatestConfig(tables=4, hashes=3),
+    ExpectedLatestConfig(hashes=3),
+    ReformerRoundsConfig(tables=2, hashes=2, chunk=2),
+    HyperConfig(hashes=3, block=2, columns=3, exact_below=4),
+    RoutingConfig(clusters=3, window=4),
+    PerformerConfig(count=8),
+    PolySketchConfig(rank=4),
+    BasedConfig(feature_dim=4),
+    ScatterbrainConfig(count=8, window=4),
+    SlidingWindowConfig(window=4),
+    CollisionSoftmaxConfig(),
 ]
+
+
+def test_every_causal_mechanism_is_here():
+    causal = {mechanism.config for mechanism in MECHANISMS.values() if mechanism.config.causal != "never"}
+    assert {type(one) for one in ATTENTION} == causal
+
+
 every_mechanism = pytest.mark.parametrize("mechanism", ATTENTION, ids=lambda one: type(one).__name__)
 START = torch.tensor([[3, 1, 4, 1, 5], [2, 7, 1, 8, 2]])
 

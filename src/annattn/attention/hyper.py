@@ -34,9 +34,9 @@ def hyper_attention(
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """Softmax of ⟨q, k⟩/√d over a block of keys with nearby hashes, and s = `columns` keys that stand for the rest.
 
-    Each sampled key outside the block stands for n/s keys. A causal call halves the sequence until pieces have at most
-    `exact_below` tokens, which are computed exactly; the queries of a later half read the keys of the earlier one as
-    above. The seed decides which keys are sampled, the same for all heads.
+    Each sampled key outside the block stands for n/s keys. A causal call cuts the sequence at `exact_below` · 2^k until
+    pieces have at most `exact_below` tokens, which are computed exactly; the queries of a later piece read the keys of
+    the earlier one as above. The seed decides which keys are sampled, the same for all heads.
 
     >>> import annattn as aa
     >>> hasher = aa.lsh.Hyperplane(4).sample(tables=1, hashes=7)
@@ -73,7 +73,7 @@ def hyper_attention(
             seen = (torch.arange(start, stop, device=query.device) <= place[:, None]) & live[..., None, start:stop]
             scores = queries[:, :, first:last] @ keys[:, :, start:stop].mT / math.sqrt(max(dim, 1))
             return partial_softmax(scores.masked_fill(~seen, -torch.inf), values[:, :, start:stop])
-        middle = (start + stop) // 2
+        middle = start + _first_piece(stop - start, exact_below)
         early, late = causal(start, middle), causal(middle, stop)
         late = late.join(approximate(max(middle + offset, 0), last, start, middle))
         return Partial(torch.cat([early.mean, late.mean], 2), torch.cat([early.log_total, late.log_total], 2))
@@ -83,6 +83,13 @@ def hyper_attention(
     found = causal(0, m).mean
     unseeing = found.new_zeros(batch, heads, n - found.shape[2], value.shape[-1])  # queries before the first key
     return torch.cat([unseeing, found], 2).to(value.dtype)
+
+
+def _first_piece(length: int, piece: int) -> int:
+    """The largest piece · 2^k below the length: cuts do not move as the sequence grows."""
+    while 2 * piece < length:
+        piece *= 2
+    return piece
 
 
 def _sampled(points: Tensor, live: Tensor) -> Tensor:
@@ -137,7 +144,7 @@ def hyper_weights(
             for i in rows:
                 factor[i, start:stop] = seen[i, start:stop].double()
             return
-        middle = (start + stop) // 2
+        middle = start + max(exact_below << k for k in range(60) if exact_below << k < stop - start)
         causal(start, middle)
         causal(middle, stop)
         approximate([i for i in rows if i + m - n >= middle], start, middle)

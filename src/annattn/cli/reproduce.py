@@ -73,11 +73,11 @@ def reproduce(
 
 
 def _table(found: dict[str, list[Finding]]) -> Table:
-    table = Table("experiment", "what", "measured", "asked")
+    table = Table("experiment", "what", "measured", "bound")
     for name, findings in found.items():
         for at, one in enumerate(findings):
-            asked = "" if one.at_most is None else f"≤ {one.at_most:g}"
+            bound = "" if one.at_most is None else f"≤ {one.at_most:g}"
             mark = "" if one.holds else "  not reached"
             spread = "" if one.spread is None else f" ± {one.spread:.4f}"
-            table.add_row(name if at == 0 else "", one.what, f"{one.measured:.4f}{spread}{mark}", asked)
+            table.add_row(name if at == 0 else "", one.what, f"{one.measured:.4f}{spread}{mark}", bound)
     return table

@@ -33,13 +33,15 @@ class LayerCache(Protocol):
 class GrowingCache:
     """All keys and values, attended to by the mechanism itself: right for any causal one, but a step costs O(n)."""
 
-    def __init__(self, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-        self.attend = attend
+    def __init__(self, attend: Callable[[Tensor, Tensor, Tensor], Tensor], config: AttentionConfig) -> None:
+        self.attend, self.config = attend, config
         self.key: Tensor | None = None
         self.value: Tensor | None = None
 
     def step(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `LayerCache`."""
+        if self.config.shared_query_key:
+            key = query
         if self.key is not None and self.value is not None:
             key, value = torch.cat([self.key, key], dim=2), torch.cat([self.value, value], dim=2)
         self.key, self.value = key, value
@@ -58,8 +60,14 @@ def layer_cache(
     rate: float,
 ) -> LayerCache:
     """The cache of one layer: of constant cost where the mechanism has one and values are not position-coded."""
+
+    def read(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if config.shared_query_key:  # its queries are its keys, so all attend again, and the new ones are returned
+            return attend(key, key, value, True, None)[:, :, key.shape[2] - query.shape[2] :]
+        return attend(query, key, value, True, None)
+
     if rate:
-        return GrowingCache(lambda q, k, v: position_coded(lambda u: attend(q, k, u, True, None), v, rate))
+        return GrowingCache(lambda q, k, v: position_coded(lambda u: read(q, k, u), v, rate), config)
     if isinstance(config, WindowConfig):
         window = WindowCache(
             config.hasher(head_dim, layer, seed), window=config.window, combine=config.combine, shift=config.shift,
@@ -71,7 +79,7 @@ def layer_cache(
             config.hasher(head_dim, layer, seed), value_dim=head_dim, batch=batch, heads=heads, history=0,
             mechanism="anna" if isinstance(config, AnnaConfig) else "latest_match",
         )  # fmt: skip
-    return GrowingCache(lambda q, k, v: attend(q, k, v, True, None))
+    return GrowingCache(read, config)
 
 
 class _Gated:
