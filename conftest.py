@@ -25,8 +25,8 @@ SLOW_EXAMPLES = (
 def pytest_collection_modifyitems(items):
     """Mark what is slow for its fixtures, and the slow examples."""
     for item in items:
-        # A test over all engines asks for the cluster only when Ray's turn comes.
-        asked = SLOW_FIXTURES & set(getattr(item, "fixturenames", ())) or "[ray" in item.name
+        # A test over all engines asks for the cluster only when Ray's turn comes; Triton's kernels are interpreted.
+        asked = SLOW_FIXTURES & set(getattr(item, "fixturenames", ())) or "[ray" in item.name or "triton" in item.name
         if asked or (isinstance(item, pytest.DoctestItem) and item.name.startswith(SLOW_EXAMPLES)):
             item.add_marker("slow")
 

@@ -48,6 +48,7 @@ def test_without_a_gpu_one_line_says_so(monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines() == ["there is no CUDA here: torch sees no GPU, so nothing was measured"]
 
 
+@pytest.mark.slow
 def test_the_grid_checks_and_times_a_shape():
     found = grid.measure(grid.Shape(batch=2, heads=2, n=40, dim=8, tables=3, hashes=4))
     assert set(found) == set(grid.COLUMNS)

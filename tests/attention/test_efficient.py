@@ -32,6 +32,7 @@ def operations(name: str, n: int, *, is_causal: bool) -> int:
     return counter.get_total_flops()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("name", EXPONENTS)
 def test_multiplications_grow_as_claimed(name: str, is_causal: bool):
