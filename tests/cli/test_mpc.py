@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+
+from annattn.mpc import PartFiles
 
 
 def annattn(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -67,3 +70,21 @@ def test_a_mistake_gets_one_line_and_exit_code_2(arguments, message, command):
     assert code == 2
     assert message in errors
     assert len(errors.splitlines()) == 1
+
+
+def test_input_and_output_in_folders(command, tmp_path):
+    words = np.random.default_rng(0).integers(0, 2**64, (30, 2), dtype=np.uint64)
+    (tmp_path / "in").mkdir()
+    for number, part in enumerate(np.split(words, [7, 20])):
+        np.save(tmp_path / "in" / f"part-{number}.npy", part)
+    folders = ("--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"))
+    code, output, errors = command("mpc", "run", "Sort", *folders, "--width", "2")
+    assert code == 0, errors
+    assert "the answer was not checked; --check reads all of it into this process" in output
+    written = PartFiles.open(tmp_path / "out").whole()
+    assert np.array_equal(written, words[np.argsort(words[:, 0], kind="stable")])
+    code, _, errors = command("mpc", "run", "Sort", *folders, "--width", "2")
+    assert code == 2
+    assert "out, which is there already, expected a new or an empty folder" in errors
+    _, output, _ = command("mpc", "run", "Sort", *folders[:2], "--width", "2", "--check")
+    assert output.endswith("the answer equals the oracle's\n")

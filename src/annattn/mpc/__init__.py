@@ -11,6 +11,7 @@ from annattn.mpc.model import (
     real_words,
     word_reals,
 )
+from annattn.mpc.part_files import PartFiles
 from annattn.mpc.partners import with_partners
 from annattn.mpc.per_machine import PerMachine
 from annattn.mpc.running import run
@@ -22,6 +23,7 @@ __all__ = [
     "Engine",
     "Limits",
     "Mail",
+    "PartFiles",
     "PerMachine",
     "Protocol",
     "Result",

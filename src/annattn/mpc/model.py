@@ -22,6 +22,8 @@ __all__ = [
     "Words",
     "as_words",
     "check_input",
+    "check_protocol",
+    "check_shape",
     "real_words",
     "spread",
     "whole",
@@ -194,28 +196,59 @@ class Protocol(ABC):
     """The number of words each record must have, or None for any number."""
 
     def scatter(self, words: Words) -> Mail:
-        """The input as the machines hold it before round 0: by default, evenly over the first ⌈N/s⌉ machines."""
+        """The input as the machines hold it before round 0: `scatter_part` of all of it.
+
+        A protocol that has to see its whole input to place it overrides this method instead of `scatter_part`.
+        """
+        return self.scatter_part(words, 0, len(words))
+
+    def scatter_part(self, words: Words, first: int, records: int) -> Mail:
+        """Where the records number `first`, `first` + 1 … of an input of `records` go.
+
+        By default they go evenly over the first ⌈N/s⌉ machines. Engines that read an input in parts call this per part.
+        """
         rows = words if words.ndim == 2 else words[:, None]
         held = max(1, self.limits.memory_words // rows.shape[1])
-        machines = max(1, -(-len(rows) // held))
-        return spread(rows, -(-len(rows) // machines))
+        machines = max(1, -(-records // held))
+        return spread(rows, -(-records // machines), first)
 
     @abstractmethod
     def step(self, round: int, mail: Mail) -> Mail:  # noqa: A002 - the model's word
         """What the machines that received `mail` send in round 0 … R-1."""
 
     def gather(self, mail: Mail) -> Any:
-        """The output, read from the mail of the last round: by default every word, machine by machine."""
+        """The output, read from the mail of the last round: `gather_part` of all of it.
+
+        A protocol whose output is not that of its machines one after the other overrides this instead of `gather_part`.
+        """
+        return self.gather_part(mail)
+
+    def gather_part(self, mail: Mail) -> Any:
+        """The part of the output that some neighbouring machines hold: by default every word, machine by machine.
+
+        The parts of all machines, joined in the order of the machines, are the output. Engines whose machines run in
+        several places call this per place.
+        """
         return mail.words[:, 0] if mail.width == 1 else mail.words
 
+    @property
+    def takes_parts(self) -> bool:
+        """Whether the input can be placed part by part: `scatter_part` says all there is to know."""
+        return type(self).scatter is Protocol.scatter
 
-def spread(rows: Words, held: int) -> Mail:
-    """Rows placed on machines in order, `held` rows per machine.
+    @property
+    def gives_parts(self) -> bool:
+        """Whether the output can be read part by part: `gather_part` says all there is to know."""
+        return type(self).gather is Protocol.gather
+
+
+def spread(rows: Words, held: int, first: int = 0) -> Mail:
+    """Rows placed on machines in order, `held` rows per machine; `first` rows come before these.
 
     >>> spread(np.arange(3, dtype=np.uint64)[:, None], 2).dest
     array([0, 0, 1])
     """
-    machine = np.arange(len(rows), dtype=np.int64) // max(1, held)
+    machine = np.arange(first, first + len(rows), dtype=np.int64) // max(1, held)
     return Mail(machine, machine, rows)
 
 
@@ -232,18 +265,26 @@ Progress = Callable[[RoundLoad, int], None]
 
 def check_input(protocol: Protocol, words: ArrayLike) -> Words:
     """The input as words; refused unless it has the size the protocol was made for."""
-    if not isinstance(protocol, Protocol):
-        raise InputError("protocol", given=repr(protocol), expected="a Protocol, such as Sum(n=5, memory_words=2)")
+    check_protocol(protocol)
     block = as_words(words)
     if block.ndim not in (1, 2):
         raise InputError("words", given=f"shape {block.shape}", expected="one word, or one row of words, per record")
-    if protocol.input_records is not None and len(block) != protocol.input_records:
-        name = type(protocol).__name__
-        hint = f"make a {name} for this size, or pass its input"
-        raise InputError("words", given=f"{len(block)} records", expected=f"{protocol.input_records}", hint=hint)
-    width = block.shape[1] if block.ndim == 2 else 1
+    check_shape(protocol, len(block), block.shape[1] if block.ndim == 2 else 1)
+    return block
+
+
+def check_protocol(protocol: Any) -> None:
+    """Refuse what is not a protocol."""
+    if not isinstance(protocol, Protocol):
+        raise InputError("protocol", given=repr(protocol), expected="a Protocol, such as Sum(n=5, memory_words=2)")
+
+
+def check_shape(protocol: Protocol, records: int, width: int) -> None:
+    """Refuse an input of another size than the protocol was made for."""
+    if protocol.input_records is not None and records != protocol.input_records:
+        hint = f"make a {type(protocol).__name__} for this size, or pass its input"
+        raise InputError("words", given=f"{records} records", expected=f"{protocol.input_records}", hint=hint)
     if protocol.input_width is not None and width != protocol.input_width:
         expected = f"{protocol.input_width} words per record"
         hint = "use the protocol's encode" if hasattr(protocol, "encode") else ""
-        raise InputError("words", given=f"shape {block.shape}", expected=expected, hint=hint)
-    return block
+        raise InputError("words", given=f"{width} words per record", expected=expected, hint=hint)

@@ -142,6 +142,15 @@ class PartneredProtocol(Protocol):
         """As in the original protocol."""
         return self.protocol.scatter(words)
 
+    def scatter_part(self, words: Words, first: int, records: int) -> Mail:
+        """As in the original protocol."""
+        return self.protocol.scatter_part(words, first, records)
+
+    @property
+    def takes_parts(self) -> bool:
+        """As in the original protocol."""
+        return self.protocol.takes_parts
+
     def step(self, round: int, mail: Mail) -> Mail:  # noqa: A002 - the model's word
         """The original protocol's step at the first hop; after that, packets move on."""
         turn, hop = divmod(round, len(self.schedule))
@@ -222,6 +231,15 @@ class PartneredProtocol(Protocol):
     def gather(self, mail: Mail) -> Any:
         """As in the original protocol."""
         return self.protocol.gather(self._arrived(self.protocol.rounds, mail))
+
+    def gather_part(self, mail: Mail) -> Any:
+        """As in the original protocol."""
+        return self.protocol.gather_part(self._arrived(self.protocol.rounds, mail))
+
+    @property
+    def gives_parts(self) -> bool:
+        """As in the original protocol."""
+        return self.protocol.gives_parts
 
     def round_formula(self) -> int:
         """R·Σ(r - 1 + g) over the phases, where a phase with r digits to go corrects g of them."""

@@ -78,9 +78,19 @@ class PerMachine(Protocol):
         machines = [machine for machine, _ in placed]
         return Mail(machines, machines, _block([message for _, message in placed], lengths))
 
+    @property
+    def takes_parts(self) -> bool:
+        """Unless a function places the input, which sees all of it."""
+        return self.place is None
+
     def gather(self, mail: Mail) -> Any:
         """The output: what the given function makes of the inboxes, else every word."""
         return super().gather(mail) if self.read is None else self.read(dict(_inboxes(mail)))
+
+    @property
+    def gives_parts(self) -> bool:
+        """Unless a function reads the output, which sees all inboxes."""
+        return self.read is None
 
     def step(self, round: int, mail: Mail) -> Mail:  # noqa: A002 - the model's word
         """The function's messages, machine by machine."""

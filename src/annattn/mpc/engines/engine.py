@@ -22,6 +22,9 @@ class Engine(ABC):
     record and deliver, so that an engine only decides where the steps run.
     """
 
+    reads_parts = False
+    """Whether `run` also takes an input in parts, `PartFiles` or a dataset of Ray; otherwise it gets an array."""
+
     @abstractmethod
     def run(self, protocol: Protocol, words: Words, progress: Progress) -> Result:
         """Deliver the input, run every round, and gather the output.

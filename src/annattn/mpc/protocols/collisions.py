@@ -79,9 +79,9 @@ class CollisionAttention(Problem):
         depth = tree_depth(leaves, self.limits.memory_words // width - 1)
         return self.match.sort.rounds + 2 * depth + 3
 
-    def scatter(self, words: Words) -> Mail:
+    def scatter_part(self, words: Words, first: int, records: int) -> Mail:
         """As many tokens per machine as it can make records for."""
-        return spread(words, self.held)
+        return spread(words, self.held, first)
 
     def _deal(self, i: int, mail: Mail) -> Mail:
         queries, keys, has_query, has_key = self._buckets(mail.words)

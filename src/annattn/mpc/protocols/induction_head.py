@@ -58,10 +58,10 @@ class InductionHead(Problem):
         """The rounds of the sort, and 3."""
         return self.plan.rounds + 3
 
-    def scatter(self, words: Words) -> Mail:
+    def scatter_part(self, words: Words, first: int, records: int) -> Mail:
         """As many letters per machine as sorting allows."""
         check_letters(words)
-        return spread(words.reshape(-1, 1), self.plan.rows)
+        return spread(words.reshape(-1, 1), self.plan.rows, first)
 
     def _fetch_next(self, i: int, mail: Mail) -> Mail:
         place = (mail.dest * self.plan.rows + index_within(mail.dest)).astype(np.uint64)
@@ -97,7 +97,7 @@ class InductionHead(Problem):
         home = (place // np.uint64(self.plan.rows)).astype(np.int64)
         return Mail(home, own.dest, np.column_stack([place, answer]))
 
-    def gather(self, mail: Mail) -> Words:
+    def gather_part(self, mail: Mail) -> Words:
         """The answers by position."""
         return mail.words[np.argsort(mail.words[:, 0]), 1]
 

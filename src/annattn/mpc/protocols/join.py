@@ -54,11 +54,11 @@ class Join(Problem):
         depth = tree_depth(-(-self.n // self.match.rows), self.limits.memory_words // 6 - 1)
         return self.match.sort.rounds + 2 * depth + 1
 
-    def scatter(self, words: Words) -> Mail:
+    def scatter_part(self, words: Words, first: int, records: int) -> Mail:
         """As many records per machine as sorting allows."""
         if int(words[:, 0].max()) > 1:
             raise InputError("side", given=int(words[:, 0].max()), expected="0 for left or 1 for right")
-        return spread(words.reshape(self.n, 3), self.match.rows)
+        return spread(words.reshape(-1, 3), self.match.rows, first)
 
     def _join(self, i: int, mail: Mail) -> Mail:
         return self.match.step(i, mail, self._tag, self._answer)
@@ -75,7 +75,7 @@ class Join(Problem):
         owner = (place // np.uint64(self.match.rows)).astype(np.int64)
         return Mail(owner, mail.dest, np.column_stack([place, found, value * found]))
 
-    def gather(self, mail: Mail) -> Words:
+    def gather_part(self, mail: Mail) -> Words:
         """The answers in the order of the input."""
         return mail.words[np.argsort(mail.words[:, 0]), 1:]
 

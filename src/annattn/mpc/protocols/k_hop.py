@@ -57,10 +57,10 @@ class KHop(Problem):
         """The rounds of the sort, 2, and 2(⌊log2 k⌋ + 1)."""
         return self.plan.rounds + 2 + 2 * self.k.bit_length()
 
-    def scatter(self, words: Words) -> Mail:
+    def scatter_part(self, words: Words, first: int, records: int) -> Mail:
         """As many letters per machine as sorting allows."""
         check_letters(words)
-        return spread(words.reshape(-1, 1), self.plan.rows)
+        return spread(words.reshape(-1, 1), self.plan.rows, first)
 
     def _sort(self, i: int, mail: Mail) -> Mail:
         if i == 0:
@@ -116,7 +116,7 @@ class KHop(Problem):
         table[mail.words[own, AT].astype(np.int64)] = mail.words[own, JUMP:]
         return table
 
-    def gather(self, mail: Mail) -> Words:
+    def gather_part(self, mail: Mail) -> Words:
         """The letters by position."""
         return mail.words[np.argsort(mail.words[:, AT]), FOUND]
 

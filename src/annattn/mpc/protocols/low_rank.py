@@ -59,9 +59,9 @@ class LowRankAttention(Problem):
         key = as_reals("key_features", key_features, self.n, self.rank)
         return real_words(np.hstack([query, key, as_reals("value", value, self.n, self.value_dim)]))
 
-    def scatter(self, words: Words) -> Mail:
+    def scatter_part(self, words: Words, first: int, records: int) -> Mail:
         """As many tokens per machine as fit beside one matrix."""
-        return spread(words, self.held)
+        return spread(words, self.held, first)
 
     def _up(self, i: int, mail: Mail) -> Mail:
         if i == 0:
@@ -115,7 +115,7 @@ class LowRankAttention(Problem):
         words = real_words(matrices.transpose(0, 2, 1)).reshape(-1, self.rank)
         return Mail(np.repeat(dest, self.value_dim), np.repeat(src, self.value_dim), words)
 
-    def gather(self, mail: Mail) -> NDArray[np.float64]:
+    def gather_part(self, mail: Mail) -> NDArray[np.float64]:
         """The output, (n, value_dim)."""
         return word_reals(mail.words)
 

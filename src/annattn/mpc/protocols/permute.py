@@ -50,7 +50,7 @@ class Permute(Problem):
     def _send(self, i: int, mail: Mail) -> Mail:
         return Mail((mail.words[:, 0] // np.uint64(self.rows)).astype(np.int64), mail.dest, mail.words)
 
-    def gather(self, mail: Mail) -> Words:
+    def gather_part(self, mail: Mail) -> Words:
         """The words by their places."""
         return mail.words[np.argsort(mail.words[:, 0]), 1]
 

@@ -59,9 +59,9 @@ class PrefixSum(Problem):
         arity = self.limits.memory_words - 1
         return 2 * tree_depth(-(-self.n // arity), arity) + 1
 
-    def scatter(self, words: Words) -> Mail:
+    def scatter_part(self, words: Words, first: int, records: int) -> Mail:
         """One word less per machine than it can hold: the sum of all earlier words needs a place."""
-        return spread(words.reshape(-1, 1), self.rows)
+        return spread(words.reshape(-1, 1), self.rows, first)
 
     def _tree(self, i: int, mail: Mail) -> Mail:
         return self.scan.step(i, mail, self.total)

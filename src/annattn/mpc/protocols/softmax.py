@@ -107,7 +107,7 @@ class SoftmaxAttention(Problem):
         first = np.flatnonzero(np.diff(mail.dest, prepend=-1))
         return mail.dest[first], np.add.reduceat(word_reals(mail.words), first, axis=0)
 
-    def gather(self, mail: Mail) -> NDArray[np.float64]:
+    def gather_part(self, mail: Mail) -> NDArray[np.float64]:
         """The output, (n, value_dim)."""
         return word_reals(mail.words)
 

@@ -58,9 +58,9 @@ class Sort(Problem):
         depth = tree_depth(self.plan.arity**self.plan.levels, self.plan.capacity - 1)
         return 3 + 4 * self.plan.levels + 2 * depth
 
-    def scatter(self, words: Words) -> Mail:
+    def scatter_part(self, words: Words, first: int, records: int) -> Mail:
         """As many records per machine as a column has rows."""
-        return spread(words.reshape(self.n, self.width), self.plan.rows)
+        return spread(words.reshape(-1, self.width), self.plan.rows, first)
 
     def _sort(self, i: int, mail: Mail) -> Mail:
         if i == 0 and self.placed:
@@ -68,7 +68,7 @@ class Sort(Problem):
             mail = Mail(mail.dest, mail.src, np.column_stack([mail.words, place]))
         return self.plan.step(i, mail, self.keys)
 
-    def gather(self, mail: Mail) -> Words:
+    def gather_part(self, mail: Mail) -> Words:
         """Machine by machine, each in order."""
         words = in_order(mail, self.keys).words
         return words[:, 0] if self.width == 1 else words[:, : self.width]

@@ -19,9 +19,9 @@ class Sum(TreeProblem):
     7
     """
 
-    def scatter(self, words: Words) -> Mail:
+    def scatter_part(self, words: Words, first: int, records: int) -> Mail:
         """As many words per machine as it can hold."""
-        return spread(words.reshape(-1, 1), self.limits.memory_words)
+        return spread(words.reshape(-1, 1), self.limits.memory_words, first)
 
     def _level(self, i: int, mail: Mail) -> Mail:
         first = np.flatnonzero(np.diff(mail.dest, prepend=-1))

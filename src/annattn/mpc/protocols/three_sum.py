@@ -90,11 +90,11 @@ class ThreeSum(Problem):
             raise InputError("numbers", given=f"{given.min()} to {given.max()}", expected=expected)
         return (given.astype(np.int64) + ZERO).astype(np.uint64)
 
-    def scatter(self, words: Words) -> Mail:
+    def scatter_part(self, words: Words, first: int, records: int) -> Mail:
         """As many numbers per machine as a column has rows."""
         if int(words.max()) >= 2 * ZERO:
             raise InputError("words", given=int(words.max()), expected="words below 2^62: made by encode")
-        return spread(words.reshape(-1, 1), self.plan.rows)
+        return spread(words.reshape(-1, 1), self.plan.rows, first)
 
     def _sort(self, i: int, mail: Mail) -> Mail:
         return self.plan.step(i, mail, (0,))
