@@ -78,10 +78,14 @@ def overhead(n: int, shards: int) -> None:
     assert np.array_equal(here.output, there.output)
     assert here.trace == there.trace
     times = {"local": [], "ray": []}
+    calls = {
+        "local": lambda: run(protocol, words),
+        "ray": lambda: run(protocol, words, engine="ray", shards=shards),
+    }
     for _ in range(3):
-        for engine, options in (("local", {}), ("ray", {"shards": shards})):
+        for engine, call in calls.items():
             start = time.perf_counter()
-            run(protocol, words, engine=engine, **options)
+            call()
             times[engine].append(time.perf_counter() - start)
     extra = 1e3 * (min(times["ray"]) - min(times["local"])) / protocol.rounds
     print(
