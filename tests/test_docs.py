@@ -73,6 +73,9 @@ def registries():
     for registry, before in kept:
         registry.clear()
         registry.update(before)
+    # A page may have started Ray, and other tests start their own.
+    if "ray" in sys.modules:
+        importlib.import_module("ray").shutdown()
 
 
 @pytest.mark.slow
