@@ -49,7 +49,7 @@ def scatterbrain_attention(
     if key_mask is not None:
         key = key.masked_fill(~key_mask[:, None, :, None], 0)
     rows = query.to(wide), key.to(wide), value.to(wide)
-    found = Partial(*band_softmax(*rows, window=window, is_causal=is_causal, key_mask=key_mask))
+    found = band_softmax(*rows, window=window, is_causal=is_causal, key_mask=key_mask)
     n, m = query.shape[2], key.shape[2]
     keys = features.key(rows[1])
     values = torch.cat([rows[2], rows[2].new_ones(*rows[2].shape[:3], 1)], dim=-1)

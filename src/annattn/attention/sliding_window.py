@@ -41,8 +41,8 @@ def sliding_window_attention(
     """
     check_inputs(query, key, value, key_mask, is_causal=is_causal)
     window = require_count("window", window)
-    out, _ = band_softmax(query, key, value, window=window, is_causal=is_causal, key_mask=key_mask)
-    return out.to(value.dtype)
+    found = band_softmax(query, key, value, window=window, is_causal=is_causal, key_mask=key_mask)
+    return found.mean.to(value.dtype)
 
 
 def inside_window(n: int, m: int, window: int) -> Tensor:

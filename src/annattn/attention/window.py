@@ -19,6 +19,7 @@ from annattn.attention.manners import torch_arguments
 from annattn.attention.mechanism import Attend, Gradient, Mechanism, TrainableConfig
 from annattn.attention.packed import Documents, packed
 from annattn.attention.pairs import expected_pairs, sampled_pairs
+from annattn.attention.partial_softmax import Partial
 from annattn.checks import require_choice, require_count, require_number
 from annattn.errors import InputError
 from annattn.lsh import Hasher, Hyperplane
@@ -108,7 +109,7 @@ def window_attention(
     near_query, near_key = (query, key) if near is None else near
     if near_query.shape != query.shape or near_key.shape != key.shape:
         raise InputError("near", given="other shapes", expected="those of query and key")
-    close, level = band_softmax(
+    close = band_softmax(
         near_query, near_key, value, window=window, scale=scale, is_causal=is_causal, key_mask=key_mask, documents=own
     )
     meet = _meeting(form, hasher, noise, gradient)
@@ -116,7 +117,7 @@ def window_attention(
     if form == "sampled" and combine == "gate":
         # As in `sampled_collision_attention`: who meets less than one key reads less than one value's worth.
         far = far * (mass * hasher.tables).clamp(max=1)[..., None]
-    return combined(close, level, far, mass, gate, combine).to(value.dtype)
+    return combined(close, far, mass, gate, combine).to(value.dtype)
 
 
 def check_window(window: int, combine: str, scale: float | None, shift: int, *, is_causal: bool) -> None:
@@ -132,20 +133,19 @@ def check_window(window: int, combine: str, scale: float | None, shift: int, *, 
         )
 
 
-def combined(near: Tensor, level: Tensor, far: Tensor, mass: Tensor, gate: Tensor | float, combine: str) -> Tensor:
-    """One output of the near part, with log Σ exp of its scores, and the far part, with Σ_j c_ij/ℓ."""
-    is_near, is_far = level > -torch.inf, mass > 0
+def combined(near: Partial, far: Tensor, mass: Tensor, gate: Tensor | float, combine: str) -> Tensor:
+    """One output of the near part, and the far part with Σ_j c_ij/ℓ."""
+    is_near, is_far = near.log_total > -torch.inf, mass > 0
+    heads = near.mean.shape[1]
     if isinstance(gate, Tensor):
-        if gate.shape not in ((), (near.shape[1],)):
-            raise InputError(
-                "gate", given=f"shape {tuple(gate.shape)}", expected=f"one number per head, ({near.shape[1]},)"
-            )
-        gate = gate.to(near.dtype)[..., None]
-    logit = torch.zeros_like(level) + gate
+        if gate.shape not in ((), (heads,)):
+            raise InputError("gate", given=f"shape {tuple(gate.shape)}", expected=f"one number per head, ({heads},)")
+        gate = gate.to(near.mean.dtype)[..., None]
+    logit = torch.zeros_like(near.log_total) + gate
     if combine == "joined":
-        logit = logit + level.masked_fill(~is_near, 0) - mass.masked_fill(~is_far, 1).log()
+        logit = logit + near.log_total.masked_fill(~is_near, 0) - mass.masked_fill(~is_far, 1).log()
     share = logit.masked_fill(~is_near, -torch.inf).masked_fill(~is_far, torch.inf).sigmoid()[..., None]
-    return share * near + (1 - share) * far
+    return share * near.mean + (1 - share) * far
 
 
 @dataclass(frozen=True)
