@@ -128,8 +128,10 @@ class BucketState:
         query_codes, key_codes = hash_inputs(self.hasher, query, key, key_mask)
         before, found = self._codes(query), None
         if self.keep == "sum":
-            wide = value.to(accumulator(value.dtype))
-            total, count = bucket_sum(query_codes, key_codes, wide, Order.CAUSAL, self.hasher.dense_buckets, False)
+            order = (Order.CAUSAL, self.hasher.dense_buckets, False)
+            total, count = bucket_sum(query_codes, key_codes, value.to(accumulator(value.dtype)), *order)
+            if not total.isfinite().all():  # sums of the state are float64, which has room for more
+                total, count = bucket_sum(query_codes, key_codes, value.double(), *order)
         else:
             # Per table the newest of the new keys, or where there is none, what the bucket held before.
             found = newest(query_codes, key_codes, self.hasher.dense_buckets)

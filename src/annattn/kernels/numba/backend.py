@@ -6,12 +6,13 @@ from torch import Tensor
 
 from annattn.kernels.codes import nan_targets
 from annattn.kernels.interface import Backend, Call, GradientInputs, SumInputs
-from annattn.kernels.numba import hashing
+from annattn.kernels.numba import hashing, memory
 from annattn.kernels.numba.few_rows import FewRows
 from annattn.kernels.numba.gradient import constant_gradient
 from annattn.kernels.numba.newest import newest, newest_gradient, newest_mean, newest_value_gradient
 from annattn.kernels.numba.sums import bucket_sums, divide_rows
 from annattn.kernels.numba.tables import NumbaTables
+from annattn.kernels.overflow import gradient_in_range
 from annattn.kernels.tables import Layout, Tables
 from annattn.lsh import CrossPolytope, Hasher, Hyperplane
 
@@ -85,7 +86,9 @@ class NumbaBackend(Backend):
 
     def query_key_gradient(self, inputs: GradientInputs) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
-        return constant_gradient(inputs) if inputs.newest is None else newest_gradient(inputs)
+        gradient = constant_gradient if inputs.newest is None else newest_gradient
+        found = gradient(inputs)
+        return found if all(map(memory.is_finite, found)) else gradient_in_range(found, gradient, inputs)
 
     def few_rows(self, hasher: Hasher) -> FewRows:
         """See `Backend`."""

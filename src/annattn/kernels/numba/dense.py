@@ -40,6 +40,7 @@ class DenseTables:
     width: int
     divide: bool
     lost: np.ndarray
+    spilled: np.ndarray
 
     def add(self, run: Run, order: int, total: np.ndarray, count: np.ndarray) -> None:
         """Add these tables to the totals: fill, then read; causal, fill and read in one scan."""
@@ -53,7 +54,9 @@ class DenseTables:
         if order == 0:
             self._fill(run, edges, False, sums, tally)
             whole = sums[0] if blocks == 1 else sums.sum(0)
-            self._read(run, whole.astype(self.flat.dtype).reshape(-1), tally.sum(0), total, count)
+            with np.errstate(over="ignore"):  # who reads it notices
+                whole = whole.astype(self.flat.dtype).reshape(-1)
+            self._read(run, whole, tally.sum(0), total, count)
             return
         if blocks > 1:
             self._fill(run, edges[:-1], order < 0, sums, tally)
@@ -89,7 +92,7 @@ class DenseTables:
             head, part = divmod(piece, parts)
             read(
                 self.targets[head], self.first, sums, tally, self.width, part * _ROWS, min((part + 1) * _ROWS, n),
-                self.first == 0, self.divide, rows[head], count[head], self.lost,
+                self.first == 0, self.divide, rows[head], count[head], self.lost, self.spilled,
             )  # fmt: skip
 
         run(one, share * parts)
@@ -125,7 +128,8 @@ class DenseTables:
             work = Scan(
                 self.targets, self.sources, self.first + here.start, self.flat, self.bases + first, self.stride,
                 last - first, span, horizon, order < 0, self.first == 0, self.divide and halves == 1, mine,
-                tally[block, here].copy(), totals[half][first:], self.width, counts[half][part], self.lost,
+                tally[block, here].copy(), totals[half][first:], self.width, counts[half][part],
+                self.lost, self.spilled,
             )  # fmt: skip
             scan(work)
 
@@ -138,14 +142,8 @@ class DenseTables:
 
         def one(piece: int) -> None:
             join(
-                totals[0],
-                count,
-                totals[1],
-                other,
-                self.width,
-                piece * _ROWS,
-                min((piece + 1) * _ROWS, len(count)),
-                self.divide,
-            )
+                totals[0], count, totals[1], other, self.width, piece * _ROWS, min((piece + 1) * _ROWS, len(count)),
+                self.divide, self.spilled,
+            )  # fmt: skip
 
         run(one, -(-len(count) // _ROWS))

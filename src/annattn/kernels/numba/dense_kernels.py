@@ -5,7 +5,7 @@ takes 16, and one of 64 the same time as a loop.
 
 Codes are (tables, n) arrays of one head; a negative code takes no part. Sums are kept per table in flat float arrays,
 slot after slot, `width` numbers per slot. A block is a run of positions in time; `reverse` counts them from the end.
-Whoever meets a row without a bucket sets lost[0].
+Whoever meets a row without a bucket sets lost[0], and whoever finds a sum that is not finite spilled[0].
 """
 
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from llvmlite import ir
 from numba import types
 
 from annattn.kernels.numba.compiled import kernel
+from annattn.kernels.numba.rows import is_finite_row
 from annattn.kernels.numba.simd import converted, data_of, in_columns, intrinsic, load, loop, store, zero
 from annattn.lsh import NO_BUCKET
 
@@ -146,7 +147,7 @@ def fill(codes, first_table, tables, value, base, stride, width, start, stop, su
 
 
 @kernel
-def read(codes, first_table, sums, tally, width, start, stop, is_first, divide, total, count, lost):
+def read(codes, first_table, sums, tally, width, start, stop, is_first, divide, total, count, lost, spilled):
     """Add to total[start:stop] what each row finds in its buckets; start from zero, and divide at the end, if told."""
     tables, slots = tally.shape
     offsets = np.empty(tables, np.int64)
@@ -164,6 +165,8 @@ def read(codes, first_table, sums, tally, width, start, stop, is_first, divide, 
         _add_rows(total, row * width, sums, offsets, met, width, is_first)
         if divide:
             _divide(total, count, row * width, row, width)
+        if not is_finite_row(total, row * width, width):
+            spilled[0] = True
 
 
 class Scan(NamedTuple):
@@ -187,6 +190,7 @@ class Scan(NamedTuple):
     total_stride: int
     counts: np.ndarray
     lost: np.ndarray
+    spilled: np.ndarray
 
 
 @kernel
@@ -199,7 +203,7 @@ def scan(work):
     """
     (
         targets, sources, first_table, value, bases, stride, width, block, horizon, reverse,
-        is_first, divide, sums, tally, total, total_stride, count, lost,
+        is_first, divide, sums, tally, total, total_stride, count, lost, spilled,
     ) = work  # fmt: skip
     begin, end, is_last = block
     share_targets, _, n = targets.shape
@@ -251,21 +255,26 @@ def scan(work):
         if small and (strip_end - begin) % _STRIP == 0:
             _pour(recent, sums)
             known[:] = sums
-        if divide:
-            for place in range(first_read, last_read):
-                row = n - 1 - (place - horizon) if reverse else place - horizon
-                for head in range(share_targets):
-                    _divide(total, count[head], (head * n + row) * total_stride, row, width)
+        for place in range(first_read, last_read):
+            row = n - 1 - (place - horizon) if reverse else place - horizon
+            for head in range(share_targets):
+                at = (head * n + row) * total_stride
+                if divide:
+                    _divide(total, count[head], at, row, width)
+                if not is_finite_row(total, at, width):
+                    spilled[0] = True
 
 
 @kernel
-def join(total, count, more, entries, width, start, stop, divide):
+def join(total, count, more, entries, width, start, stop, divide, spilled):
     """Add the sums and counts of other tables to total[start:stop]; divide at the end, if told."""
     _add_row(total, start * width, more, start * width, (stop - start) * width)
     for row in range(start, stop):
         count[row] += entries[row]
         if divide:
             _divide(total, count, row * width, row, width)
+        if not is_finite_row(total, row * width, width):
+            spilled[0] = True
 
 
 @kernel

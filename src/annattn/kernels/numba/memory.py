@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from annattn.errors import InputError
+from annattn.kernels.numba.rows import is_finite_row
 from annattn.lsh import IGNORED
 
-__all__ = ["KEPT", "empty", "flat", "require_below"]
+__all__ = ["KEPT", "empty", "flat", "is_finite", "require_below"]
 
 KEPT = 2**27  # bytes of memory given up that are kept for the next call, at most
 _WORTH_KEEPING = 2**20  # bytes; the C library sees to smaller ones
@@ -52,6 +53,15 @@ def require_below(limit: int, what: str, *arrays: np.ndarray) -> None:
             raise InputError(
                 what, given=int(wrong), expected=f"{IGNORED} to {limit - 1:,}" if limit else f"at least {IGNORED}"
             )
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether all numbers of a contiguous tensor are finite. Unlike torch's answer it wakes no threads.
+
+    >>> is_finite(torch.ones(2, 3)), is_finite(torch.tensor([1.0, torch.inf]))
+    (True, False)
+    """
+    return bool(is_finite_row(x.numpy().reshape(-1), 0, x.numel()))
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:

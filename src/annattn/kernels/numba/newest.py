@@ -10,6 +10,7 @@ from annattn.kernels.numba import memory
 from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.numbering import slots_of
 from annattn.kernels.numba.threads import run_pieces
+from annattn.kernels.overflow import mean_in_range, sum_in_range
 from annattn.lsh.rows import directions_and_lengths
 
 __all__ = ["newest", "newest_gradient", "newest_mean", "newest_value_gradient"]
@@ -40,6 +41,13 @@ def newest(target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
 
 def newest_mean(value: Tensor, newest: Tensor) -> Tensor:
     """The mean over tables of the values at the positions found: see `Backend.newest_mean`."""
+    mean = _newest_mean(value, newest)
+    if memory.is_finite(mean):
+        return mean
+    return mean_in_range(mean, lambda value: _newest_mean(value, newest), value, newest.shape[-1])
+
+
+def _newest_mean(value: Tensor, newest: Tensor) -> Tensor:
     mean = value.new_zeros(*newest.shape[:3], value.shape[-1])
     if not mean.numel() or not value.numel():
         return mean
@@ -51,6 +59,13 @@ def newest_mean(value: Tensor, newest: Tensor) -> Tensor:
 
 def newest_value_gradient(value: Tensor, newest: Tensor, grad: Tensor) -> Tensor:
     """The gradient of `newest_mean` for the values: see `Backend.newest_value_gradient`."""
+    grad_value = _newest_value_gradient(value, newest, grad)
+    if memory.is_finite(grad_value):
+        return grad_value
+    return sum_in_range(grad_value, lambda grad: _newest_value_gradient(value, newest, grad), grad, newest[0].numel())
+
+
+def _newest_value_gradient(value: Tensor, newest: Tensor, grad: Tensor) -> Tensor:
     grad_value = grad.new_zeros(value.shape)
     if not grad.numel() or not value.numel():
         return grad_value

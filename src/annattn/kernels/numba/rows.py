@@ -8,7 +8,7 @@ import numpy as np
 
 from annattn.kernels.numba.compiled import kernel
 
-__all__ = ["add_row", "copy_row", "divide_row", "set_row", "set_to_sum"]
+__all__ = ["add_row", "copy_row", "divide_row", "is_finite_row", "set_row", "set_to_sum"]
 
 _U = np.uint64
 
@@ -51,3 +51,13 @@ def divide_row(target, at, divisor, width):
     at, divisor = _U(at), target.dtype.type(divisor)
     for k in range(_U(width)):
         target[at + k] /= divisor
+
+
+@kernel(fastmath={"reassoc"})
+def is_finite_row(x, at, width):
+    """Whether all of x[at + k] are finite: 0 times another number is NaN."""
+    at, nothing = _U(at), x.dtype.type(0)
+    total = nothing
+    for k in range(_U(width)):
+        total += x[at + k] * nothing
+    return total == nothing

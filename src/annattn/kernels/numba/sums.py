@@ -7,6 +7,7 @@ All that runs on several threads is whole groups of heads, or columns of one; ea
 whoever does it. So results are the same to the bit for any number of threads.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +18,9 @@ from annattn.kernels.numba import memory
 from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.dense import DenseTables
 from annattn.kernels.numba.numbering import number_codes, room_for
-from annattn.kernels.numba.rows import add_row, copy_row, divide_row, set_row, set_to_sum
+from annattn.kernels.numba.rows import add_row, copy_row, divide_row, is_finite_row, set_row, set_to_sum
 from annattn.kernels.numba.threads import pieces_of, run_pieces
+from annattn.kernels.overflow import mean_in_range, sum_in_range
 from annattn.lsh import NO_BUCKET
 
 __all__ = ["bucket_sums", "divide_rows"]
@@ -51,10 +53,15 @@ class Sums(NamedTuple):
     counts: np.ndarray  # (groups, share, n)
     divide: bool
     lost: np.ndarray  # set if a row without a bucket was met
+    spilled: np.ndarray  # set if a result is not finite
 
 
-def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool) -> tuple[Tensor, Tensor]:
-    """Sums, or means if `divide`, and counts: see `Backend`. Sets lost[0] if a row without a bucket is met."""
+def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool, again: bool = True) -> tuple[Tensor, Tensor]:
+    """Sums, or means if `divide`, and counts: see `Backend`. Sets lost[0] if a row without a bucket is met.
+
+    What is not finite is done `again` with smaller values.
+    """
+    spilled = np.zeros(1, np.bool_)
     target_codes, source_codes, value, buckets = inputs.target_codes, inputs.source_codes, inputs.value, inputs.buckets
     batch, all_targets, n, tables = target_codes.shape
     _, all_sources, m, width = value.shape
@@ -79,10 +86,10 @@ def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool) -> tuple[T
             for first in range(0, tables, step):
                 dense = DenseTables(
                     targets[group], sources[group], buckets, first, step, flat, starts[group], stride, width,
-                    divide and first + step == tables, lost,
+                    divide and first + step == tables, lost, spilled,
                 )  # fmt: skip
                 dense.add(run_pieces, int(inputs.order), totals[group], counts[group])
-        return out, count
+        return (_in_range(inputs, lost, divide, out) if again and spilled[0] else out), count
     # Up to this many buckets a table is indexed by the code itself: its emptying must not outweigh the rows.
     direct = 0 < buckets <= 4 * (share * n + share_sources * m) + 256
     rows = min(share_sources * m // 2 + 1, buckets) if direct else share_sources * m // 2 + 1
@@ -91,7 +98,7 @@ def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool) -> tuple[T
     )
     work = Sums(
         targets, sources, flat, starts, stride, width, buckets if direct else 0, together, int(inputs.order),
-        out.numpy().reshape(-1), count.numpy().reshape(groups, share, n), divide, lost,
+        out.numpy().reshape(-1), count.numpy().reshape(groups, share, n), divide, lost, spilled,
     )  # fmt: skip
     # As many pieces as there are threads for: runs of groups, or columns of each group when groups are few.
     pieces, columns = pieces_of(groups, tables * (n * share + m * share_sources) * width, width // _COLUMNS)
@@ -104,7 +111,15 @@ def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool) -> tuple[T
         _add_groups(work, edges[run], edges[run + 1], seams[part], seams[part + 1])
 
     run_pieces(one, pieces * columns, "sums", value.dtype)
-    return out, count
+    return (_in_range(inputs, lost, divide, out) if again and spilled[0] else out), count
+
+
+def _in_range(inputs: SumInputs, lost: np.ndarray, divide: bool, found: Tensor) -> Tensor:
+    def add(value: Tensor) -> Tensor:
+        return bucket_sums(replace(inputs, value=value), lost, divide=divide, again=False)[0]
+
+    in_range = mean_in_range if divide else sum_in_range
+    return in_range(found, add, inputs.value, inputs.source_codes[0].numel())
 
 
 def divide_rows(rows: Tensor, counts: Tensor) -> Tensor:
@@ -293,8 +308,9 @@ def _settle(first_row, used, width, rows, flushed, exact):
 
 @kernel
 def _finish(work, group, first, width, reverse, of_target, counted):
-    """Write the counts, and divide by them if told."""
+    """Write the counts, divide by them if told, and look whether all is finite."""
     _, share, _, n = work.targets.shape
+    finite = True
     for head in range(share):
         for at in range(n):
             met = counted[at * share + head]
@@ -302,3 +318,6 @@ def _finish(work, group, first, width, reverse, of_target, counted):
                 work.counts[group, head, n - 1 - at if reverse else at] = met
             if work.divide:
                 divide_row(work.out, of_target[at * share + head], max(met, 1), width)
+            finite &= is_finite_row(work.out, of_target[at * share + head], width)
+    if not finite:
+        work.spilled[0] = True

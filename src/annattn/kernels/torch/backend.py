@@ -11,6 +11,7 @@ from torch import Tensor
 
 from annattn.kernels.codes import heads_and_shares, nan_targets
 from annattn.kernels.interface import NOT_FOUND, Backend, Call, GradientInputs, Order, SumInputs
+from annattn.kernels.overflow import gradient_in_range, mean_in_range, sum_in_range
 from annattn.kernels.tables import Layout, Tables
 from annattn.kernels.torch.gradient import collision_gradient, newest_gradient
 from annattn.kernels.torch.tables import TorchTables, fill_tables, read_tables
@@ -57,9 +58,21 @@ class TorchBackend(Backend):
         codes = [codes.masked_fill(codes == NO_BUCKET, IGNORED) for codes in hasher.joint_codes(query, key)]
         return codes[0], codes[1]
 
+    def is_finite(self, *results: Tensor) -> bool:
+        """Whether sums stayed within the range of their dtype."""
+        return all(bool(result.isfinite().all()) for result in results)
+
     @_in_full
     def bucket_sum(self, inputs: SumInputs) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
+        total, count = self._sums(inputs)
+        if not self.is_finite(total):
+            total = sum_in_range(
+                total, lambda value: self._sums(replace(inputs, value=value))[0], inputs.value, _terms(inputs)
+            )
+        return total, count
+
+    def _sums(self, inputs: SumInputs) -> tuple[Tensor, Tensor]:
         target_codes, source_codes, value, order = inputs.target_codes, inputs.source_codes, inputs.value, inputs.order
         shape = target_codes.shape[:3]
         if not target_codes.numel() or not source_codes.numel():
@@ -114,13 +127,15 @@ class TorchBackend(Backend):
     @_in_full
     def bucket_mean(self, inputs: SumInputs) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
-        total, count = self.bucket_sum(inputs)
-        if total.dtype != torch.float64 and total.device.type != "mps" and not bool(total.isfinite().all()):
-            # A sum may overflow where the mean does not.
-            mean, count = self.bucket_mean(replace(inputs, value=inputs.value.double()))
-            return mean.to(total.dtype), count
+        total, count = self._sums(inputs)
+        met = count[..., None].clamp(min=1)
+        mean = total / met
+        if not self.is_finite(mean):
+            mean = mean_in_range(
+                mean, lambda value: self._sums(replace(inputs, value=value))[0] / met, inputs.value, _terms(inputs)
+            )
         unknown = nan_targets(inputs.target_codes, inputs.source_codes, inputs.order)[..., None]
-        return (total / count[..., None].clamp(min=1)).masked_fill(unknown, torch.nan), count
+        return mean.masked_fill(unknown, torch.nan), count
 
     def newest(self, target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
         """See `Backend`."""
@@ -142,39 +157,60 @@ class TorchBackend(Backend):
 
     def newest_mean(self, value: Tensor, newest: Tensor) -> Tensor:
         """See `Backend`."""
-        heads, share, _ = heads_and_shares(newest, value)
-        batch, _, n, tables = newest.shape
-        at = newest.reshape(batch, heads, share * n, tables)
-        total = value.new_zeros(batch, heads, share * n, value.shape[-1])
-        if value.shape[2]:
-            for position in at.unbind(-1):
-                index = position.clamp(min=0)[..., None].expand(-1, -1, -1, value.shape[-1])
-                total += torch.where((position >= 0)[..., None], value.gather(2, index), 0)
-        total = total.reshape(*newest.shape[:3], value.shape[-1])
-        return total / (newest >= 0).sum(-1, keepdim=True).clamp(min=1)
+        mean = _newest_mean(value, newest)
+        if self.is_finite(mean):
+            return mean
+        return mean_in_range(mean, lambda value: _newest_mean(value, newest), value, newest.shape[-1])
 
     def newest_value_gradient(self, value: Tensor, newest: Tensor, grad: Tensor) -> Tensor:
         """See `Backend`."""
-        heads, share, _ = heads_and_shares(newest, value)
-        batch, _, n, tables = newest.shape
-        grad_value = torch.zeros_like(value)
-        if not value.numel() or not newest.numel():
-            return grad_value
-        weight = grad / (newest >= 0).sum(-1, keepdim=True).clamp(min=1)
-        weight = weight.reshape(batch, heads, share * n, value.shape[-1])
-        for position in newest.reshape(batch, heads, share * n, tables).unbind(-1):
-            index = position.clamp(min=0)[..., None].expand(weight.shape)
-            grad_value.scatter_add_(2, index, torch.where((position >= 0)[..., None], weight, 0))
-        return grad_value
+        found = _newest_value_gradient(value, newest, grad)
+        if self.is_finite(found):
+            return found
+        return sum_in_range(found, lambda grad: _newest_value_gradient(value, newest, grad), grad, newest[0].numel())
 
     @_in_full
     def query_key_gradient(self, inputs: GradientInputs) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
-        return collision_gradient(inputs) if inputs.newest is None else newest_gradient(inputs)
+        gradient = collision_gradient if inputs.newest is None else newest_gradient
+        found = gradient(inputs)
+        return found if self.is_finite(*found) else gradient_in_range(found, gradient, inputs)
 
     def make_tables(self, layout: Layout) -> Tables:
         """See `Backend`."""
         return TorchTables(layout)
+
+
+def _newest_mean(value: Tensor, newest: Tensor) -> Tensor:
+    heads, share, _ = heads_and_shares(newest, value)
+    batch, _, n, tables = newest.shape
+    at = newest.reshape(batch, heads, share * n, tables)
+    total = value.new_zeros(batch, heads, share * n, value.shape[-1])
+    if value.shape[2]:
+        for position in at.unbind(-1):
+            index = position.clamp(min=0)[..., None].expand(-1, -1, -1, value.shape[-1])
+            total += torch.where((position >= 0)[..., None], value.gather(2, index), 0)
+    total = total.reshape(*newest.shape[:3], value.shape[-1])
+    return total / (newest >= 0).sum(-1, keepdim=True).clamp(min=1)
+
+
+def _newest_value_gradient(value: Tensor, newest: Tensor, grad: Tensor) -> Tensor:
+    heads, share, _ = heads_and_shares(newest, value)
+    batch, _, n, tables = newest.shape
+    grad_value = torch.zeros_like(value)
+    if not value.numel() or not newest.numel():
+        return grad_value
+    weight = grad / (newest >= 0).sum(-1, keepdim=True).clamp(min=1)
+    weight = weight.reshape(batch, heads, share * n, value.shape[-1])
+    for position in newest.reshape(batch, heads, share * n, tables).unbind(-1):
+        index = position.clamp(min=0)[..., None].expand(weight.shape)
+        grad_value.scatter_add_(2, index, torch.where((position >= 0)[..., None], weight, 0))
+    return grad_value
+
+
+def _terms(inputs: SumInputs) -> int:
+    """How many values a sum has at most, one per table and source."""
+    return inputs.source_codes[0].numel()
 
 
 def _grouped(x: Tensor, heads: int) -> Tensor:

@@ -61,6 +61,10 @@ class TritonBackend(TorchBackend):
             reasons.append('gradient="exact" weighs each pair by its cosine, and only constant weights are compiled')
         return reasons
 
+    def is_finite(self, *results: Tensor) -> bool:
+        """Taken for granted: to look, the CPU would have to wait for the GPU."""
+        return True
+
     def hash_rows(self, hasher: Hasher, rows: Tensor) -> Tensor:
         """See `Backend`."""
         from annattn.kernels.triton.hashing import hash_rows
@@ -137,7 +141,9 @@ class AtomicTritonBackend(TritonBackend):
 
     def bucket_mean(self, inputs: SumInputs) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
-        return TorchBackend.bucket_mean(self, inputs)
+        total, count = self.bucket_sum(inputs)
+        unknown = nan_targets(inputs.target_codes, inputs.source_codes, inputs.order)
+        return (total / count[..., None].clamp(min=1)).masked_fill(unknown[..., None], torch.nan), count
 
 
 def _interpreted() -> bool:
