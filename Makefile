@@ -50,7 +50,7 @@ lint: $(READY)
 	$(BIN)/pyright
 
 docs: $(READY)
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 
 bench: $(READY)

@@ -5,6 +5,7 @@ import doctest
 import importlib
 import importlib.util
 import io
+import os
 import pkgutil
 import re
 import shlex
@@ -170,21 +171,49 @@ def test_links_between_pages_lead_somewhere(page):
         assert (page.parent / target).exists(), target
 
 
-@pytest.mark.slow
-def test_the_site_builds_without_a_warning_needs_no_other_host_and_has_every_public_name(tmp_path):
-    pytest.importorskip("mkdocs", reason="pip install 'annattn[docs]' brings mkdocs")
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The pages as a site, built without a warning."""
+    pytest.importorskip("material", reason="pip install 'annattn[docs]' brings mkdocs-material")
+    folder = tmp_path_factory.mktemp("site")
     # Not --quiet: warnings that are not printed are not counted either.
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    # Without the theme's own announcement.
+    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=quiet)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_formulas_are_drawn_and_none_is_left_as_it_was_written(site):
+    assert (site / "semantics.html").read_text().count("<math") > 10
+    for page in site.rglob("*.html"):
+        assert "arithmatex" not in page.read_text(), page
+
+
+@pytest.mark.slow
+def test_search_works_from_disk_and_the_site_asks_nothing_of_the_network(site, browser):
+    opened, asked = browser.new_page(), []
+    opened.on("request", lambda request: asked.append(request.url))
+    opened.goto((site / "index.html").as_uri())
+    opened.locator(".md-search__input").fill("latest match cache")
+    opened.locator(".md-search-result__item").first.wait_for()
+    opened.close()
+    assert asked
+    assert [address for address in asked if not address.startswith("file:")] == []
+
+
+@pytest.mark.slow
+def test_the_site_needs_no_other_host_and_has_every_public_name(site):
     fetched = r"<(?:script|img|iframe|source|link)[^>]*\s(?:src|href)=\"((?:https?:)?//[^\"]*)\""
-    for page in tmp_path.rglob("*.html"):
+    for page in site.rglob("*.html"):
         assert not re.findall(fetched, page.read_text()), page
-    for sheet in tmp_path.rglob("*.css"):
+    for sheet in site.rglob("*.css"):
         assert not re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", sheet.read_text()), sheet
     anchors = set()
-    for page in (tmp_path / "api").glob("*.html"):
+    for page in (site / "api").glob("*.html"):
         anchors |= set(re.findall(r'id="([\w.]+)"', page.read_text()))
         assert "<blockquote" not in page.read_text(), f"{page.name}: an example is shown as a quotation"
     for name in REFERENCE:

@@ -1,47 +1,11 @@
 """The page in Chromium: as a reader meets it, with a mouse, with a keyboard, in the dark and on a phone."""
 
-import os
-import shutil
-
 import pytest
 
 from annattn.report import page, write_file
 from annattn.report.page import percent
 
 pytestmark = pytest.mark.slow
-
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-
-def _chromium() -> str:
-    """The browser that CHROMIUM names, or the first one on the path; without one, a skip that says what to do."""
-    names = (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
-    found = next((path for name in names if name and (path := shutil.which(name))), None)
-    if found is None:
-        pytest.skip("no Chromium: `make browser` installs it, or set CHROMIUM to the path of Chromium or Chrome")
-    return found
-
-
-@pytest.fixture(scope="module")
-def browser():
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError:
-        pytest.skip("Playwright is missing: pip install playwright (the `dev` extra)")
-    chromium = _chromium()
-    with sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
