@@ -80,11 +80,18 @@ def test_polysketch_estimates_the_fourth_power():
     assert sum(estimates) / 20 == pytest.approx((unit @ unit).item() ** 2 / DIM, rel=0.1)
 
 
-@pytest.mark.parametrize("refused", [{"is_causal": True}, {"key_mask": torch.ones(1, 5, dtype=torch.bool)}])
-def test_linformer_refuses_what_it_cannot_do(refused):
+def test_linformer_refuses_a_causal_call():
     x, maps = torch.zeros(1, 1, 5, 2), torch.ones(2, 8)
     with pytest.raises(InputError, match="every key"):
-        linformer_attention(x, x, x, key_map=maps, value_map=maps, **refused)
+        linformer_attention(x, x, x, key_map=maps, value_map=maps, is_causal=True)
+
+
+def test_linformer_of_padded_tokens_is_that_of_the_tokens_alone():
+    x, maps = torch.randn(3, 1, 2, 9, 4, dtype=torch.float64), torch.randn(2, 3, 9, dtype=torch.float64)
+    mask = torch.arange(9)[None] < 5
+    padded = linformer_attention(*x, key_map=maps[0], value_map=maps[1], key_mask=mask)
+    alone = linformer_attention(*x[:, :, :, :5], key_map=maps[0], value_map=maps[1])
+    torch.testing.assert_close(padded[:, :, :5], alone)
 
 
 def test_kdeformer_refuses_a_causal_call():
@@ -92,6 +99,32 @@ def test_kdeformer_refuses_a_causal_call():
     mechanism = MECHANISMS["kdeformer"]
     with pytest.raises(InputError, match="is_causal"):
         mechanism.attend(x, x, x, is_causal=True, **mechanism.options(DIM))
+
+
+@pytest.mark.parametrize(("name", "is_causal"), [("hyper", False), ("hyper", True), ("kdeformer", False)])
+def test_without_columns_a_query_reads_its_block_alone(name, is_causal):
+    mechanism = MECHANISMS[name]
+    options = mechanism.options(DIM) | {"columns": 0}
+    query, key, value = torch.randn(3, 1, 1, 20, DIM, dtype=torch.float64)
+    seen = torch.ones(20, 20).tril() if is_causal else torch.ones(20, 20)
+    needs = {"value": value[0, 0], "is_causal": is_causal}
+    needed = {need: needs[need] for need in mechanism.weights_need}
+    weights = mechanism.weights(query[0, 0], key[0, 0], seen, **needed, **options)
+    assert ((weights > 0).sum(1) < 20).all()
+    causal = {"is_causal": True} if is_causal else {}
+    torch.testing.assert_close(mechanism.attend(query, key, value, **causal, **options)[0, 0], weights @ value[0, 0])
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_reformer_that_does_not_sort_reads_the_nearest_tokens(is_causal):
+    mechanism = MECHANISMS["reformer_rounds"]
+    rows, value = torch.randn(2, 1, 1, 20, DIM, dtype=torch.float64)
+    seen = torch.ones(20, 20).tril() if is_causal else torch.ones(20, 20)
+    weights = mechanism.weights(rows[0, 0], rows[0, 0], seen, hasher=None, chunk=2)
+    i, j = torch.arange(20)[:, None], torch.arange(20)
+    assert torch.equal(weights > 0, (seen > 0) & ((i - j).abs() < 4) & (i != j) | ((i == 0) & (j == 0) & is_causal))
+    out = mechanism.attend(rows, value, None, chunk=2, is_causal=is_causal)
+    torch.testing.assert_close(out[0, 0], weights @ value[0, 0])
 
 
 def test_any_allowed_seed_samples_columns():

@@ -343,3 +343,18 @@ def test_a_mechanism_with_parameters_keeps_them_under_its_own_description():
     name = "blocks.0.attend.key_map"
     assert dict(same.named_parameters())[name] is dict(model.named_parameters())[name]
     assert dict(other.named_parameters())[name].shape == (3, 8)
+
+
+def test_a_pooled_model_gives_padded_sequences_the_logits_they_have_alone():
+    config = TransformerConfig(
+        11, 3, 9, 16, 2, (SoftmaxConfig(),) * 2, is_causal=False, mlp=24, pooled=True, padding=0, positions="prime"
+    )
+    model = Transformer(config)
+    assert model.blocks[0].mlp[0].out_features == 24  # type: ignore[union-attr, index]
+    x = torch.tensor([[3, 4, 5, 6, 7, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6, 7, 8, 9]])
+    out = model(x)
+    assert out.shape == (2, 9, 3)
+    assert torch.equal(out, out[:, :1].expand(-1, 9, -1))
+    torch.testing.assert_close(out[:1, 0], model(x[:1, :5])[:, 0])
+    with pytest.raises(InputError, match="pooled: got True in a causal model"):
+        TransformerConfig(11, 3, 9, pooled=True)

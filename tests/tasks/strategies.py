@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from hypothesis import strategies as st
 
-from annattn.tasks import TASKS, AssociativeRecall, InductionHeads, KHop, Match2, Sum, Task
+from annattn.tasks import TASKS, AssociativeRecall, InductionHeads, KHop, ListOps, Match2, Sum, Task
 
 
 def match2s() -> st.SearchStrategy[Match2]:
@@ -39,12 +39,20 @@ def recalls(draw: st.DrawFn) -> AssociativeRecall:
     )
 
 
+@st.composite
+def list_ops(draw: st.DrawFn) -> ListOps:
+    n = draw(st.integers(12, 40))
+    longer_than = draw(st.integers(0, n // 3))
+    return ListOps(n=n, longer_than=longer_than, depth=draw(st.integers(4, 8)), arguments=draw(st.integers(3, 5)))
+
+
 _TASKS: dict[str, Callable[[], st.SearchStrategy[Task]]] = {
     "match2": match2s,
     "induction_heads": induction_heads,
     "k_hop": k_hops,
     "sum": sums,
     "associative_recall": recalls,
+    "listops": list_ops,
 }
 
 

@@ -19,6 +19,7 @@ from annattn.mpc.protocols import SoftmaxAttention
 from annattn.theorems import (
     THEOREMS,
     depth_lower_bounds,
+    feature_maps,
     linear_memory,
     low_rank_separation,
     match2,
@@ -257,6 +258,11 @@ def a_layer_for_every_hop(patch):
     patch.setattr(low_rank_separation, "KHop", slow)
 
 
+def feature_maps_that_are_not_low_rank(patch):
+    right = feature_maps.low_rank_attention
+    patch.setattr(feature_maps, "low_rank_attention", lambda q, k, v, **given: right(q, k, v, **given) + q[..., :1])
+
+
 COMPILED = [lose_a_message_in_attention, one_head_too_many, twice_the_layers]
 SABOTAGE = {
     "lsh-guarantee": [fewer_tables, fewer_hashes],
@@ -279,7 +285,7 @@ SABOTAGE = {
         cycles_that_fall_apart,
         a_phase_of_twice_the_rounds,
     ],
-    "anna-simulates-low-rank": COMPILED,
+    "anna-simulates-low-rank": [*COMPILED, feature_maps_that_are_not_low_rank],
     "low-rank-separation": [a_decoder_that_forgets, keys_that_are_answered_alike, a_layer_for_every_hop],
     "match2": [as_printed, one_wrong_output],
     "induction-heads": COMPILED,

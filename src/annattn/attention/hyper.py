@@ -34,9 +34,10 @@ def hyper_attention(
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """Softmax of ⟨q, k⟩/√d over a block of keys with nearby hashes, and s = `columns` keys that stand for the rest.
 
-    Each sampled key outside the block stands for n/s keys. A causal call cuts the sequence at `exact_below` · 2^k until
-    pieces have at most `exact_below` tokens, which are computed exactly; the queries of a later piece read the keys of
-    the earlier one as above. The seed decides which keys are sampled, the same for all heads.
+    Each sampled key outside the block stands for n/s keys. With no columns, a query reads its block alone. A causal
+    call cuts the sequence at `exact_below` · 2^k until pieces have at most `exact_below` tokens, which are computed
+    exactly; the queries of a later piece read the keys of the earlier one as above. The seed decides which keys are
+    sampled, the same for all heads.
 
     >>> import annattn as aa
     >>> hasher = aa.lsh.Hyperplane(4).sample(tables=1, hashes=7)
@@ -45,7 +46,7 @@ def hyper_attention(
     >>> torch.testing.assert_close(aa.attention.hyper_attention(q, k, v, hasher), exact)
     """
     check_inputs(query, key, value, key_mask, is_causal=is_causal, hasher=hasher)
-    block, columns = require_count("block", block), require_count("columns", columns)
+    block, columns = require_count("block", block), require_count("columns", columns, least=0)
     exact_below = require_count("exact_below", exact_below)
     batch, heads, n, dim = query.shape
     m, offset = key.shape[2], n - key.shape[2]
@@ -61,7 +62,7 @@ def hyper_attention(
         """Queries [first, last) over keys [start, stop)."""
         part = live[..., start:stop]
         sampled = _sampled(points, part).expand(batch, heads, -1)
-        weight = torch.log(part.sum(-1, keepdim=True).clamp(min=1).to(wide) / columns).expand(sampled.shape)
+        weight = torch.log(part.sum(-1, keepdim=True).clamp(min=1).to(wide) / max(columns, 1)).expand(sampled.shape)
         rows = queries[:, :, first:last], keys[:, :, start:stop], values[:, :, start:stop]
         return blocks_and_columns(*rows, part, sampled, weight, hasher, block)
 
@@ -136,7 +137,7 @@ def hyper_weights(
         for number, i in enumerate(rows):
             for j in live:
                 inside = same[number, j - start]
-                factor[i, j] = 1.0 if inside else len(live) / columns * sampled.count(j)
+                factor[i, j] = 1.0 if inside else len(live) / max(columns, 1) * sampled.count(j)
 
     def causal(start: int, stop: int) -> None:
         rows = [i for i in range(n) if start <= i + m - n < stop]
@@ -173,7 +174,7 @@ class HyperConfig(AttentionConfig):
 
     def __post_init__(self) -> None:
         for name in ("hashes", "block", "columns", "exact_below"):
-            object.__setattr__(self, name, require_count(name, getattr(self, name)))
+            object.__setattr__(self, name, require_count(name, getattr(self, name), least=int(name != "columns")))
         object.__setattr__(self, "seed", check_seed(self.seed))
 
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:

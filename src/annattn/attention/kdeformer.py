@@ -35,7 +35,8 @@ def kdeformer_attention(
     """Softmax of ⟨q, k⟩/√d over a block of keys with nearby hashes, and s = `columns` keys sampled by their values.
 
     Key j is drawn with probability p_j = (‖v_j‖/Σ_l ‖v_l‖ + 1/n)/2, and one that is drawn outside the block stands for
-    1/(p_j s) keys. The probabilities need all values, so there is no causal form.
+    1/(p_j s) keys. With no columns, a query reads its block alone. The probabilities need all values, so there is no
+    causal form.
 
     >>> import annattn as aa
     >>> hasher = aa.lsh.Hyperplane(4).sample(tables=1, hashes=7)
@@ -48,7 +49,7 @@ def kdeformer_attention(
         raise InputError(
             "is_causal", given=True, expected="False", hint="KDEformer samples keys by the sizes of all values"
         )
-    block, columns = require_count("block", block), require_count("columns", columns)
+    block, columns = require_count("block", block), require_count("columns", columns, least=0)
     batch, heads, m = query.shape[0], query.shape[1], key.shape[2]
     live = key.new_ones(batch, 1, m, dtype=torch.bool)
     if key_mask is not None:
@@ -61,7 +62,7 @@ def kdeformer_attention(
     points = points.expand(batch, heads, columns).contiguous()
     sampled = torch.searchsorted(chances.detach().cumsum(-1), points, right=True)
     sampled = sampled.clamp(max=m - 1) if m else sampled[..., :0]
-    weight = -torch.log(chances.gather(-1, sampled) * columns).to(wide)
+    weight = -torch.log(chances.gather(-1, sampled) * max(columns, 1)).to(wide)
     out = blocks_and_columns(query.to(wide), keys, values, live, sampled, weight, hasher, block)
     return out.mean.to(value.dtype)
 
@@ -112,7 +113,7 @@ def kdeformer_weights(
     for i in range(n):
         for j in range(m):
             if live[j]:
-                factor[i, j] = 1.0 if same[i, j] else drawn[j] / (chances[j] * columns)
+                factor[i, j] = 1.0 if same[i, j] else drawn[j] / (chances[j] * max(columns, 1))
     scores = torch.exp(query.double() @ key.double().T / math.sqrt(max(query.shape[1], 1)))
     return reference.normalised(torch.where(factor > 0, scores * factor, 0.0))
 
@@ -133,7 +134,7 @@ class KdeformerConfig(AttentionConfig):
 
     def __post_init__(self) -> None:
         for name in ("hashes", "block", "columns"):
-            object.__setattr__(self, name, require_count(name, getattr(self, name)))
+            object.__setattr__(self, name, require_count(name, getattr(self, name), least=int(name != "columns")))
         object.__setattr__(self, "seed", check_seed(self.seed))
 
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:

@@ -29,7 +29,8 @@ def linformer_attention(
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """softmax(Q (E K)ᵀ / √d) (F V) for learned E = `key_map` and F = `value_map`; of n keys, their first n columns.
 
-    Every mixture reads all keys, so there is no causal form, and no key can be left out: both are refused.
+    Every mixture reads all keys, so there is no causal form, and a causal call is refused. A masked key is left out of
+    every mixture: its row of keys and of values counts as zero.
 
     >>> import annattn as aa
     >>> x, mean = torch.zeros(1, 1, 2, 4), torch.full((1, 2), 0.5)
@@ -38,9 +39,10 @@ def linformer_attention(
     tensor([2., 2.])
     """
     check_inputs(query, key, value, key_mask, is_causal=is_causal)
-    for name, given in (("is_causal", is_causal), ("key_mask", key_mask is not None)):
-        if given:
-            raise InputError(name, given="one", expected="none: each of Linformer's mixtures reads every key")
+    if is_causal:
+        raise InputError("is_causal", given=True, expected="False: each of Linformer's mixtures reads every key")
+    if key_mask is not None:
+        key, value = (x.masked_fill(~key_mask[:, None, :, None], 0) for x in (key, value))
     n, wide = key.shape[2], accumulator(value.dtype)
     for name, matrix in (("key_map", key_map), ("value_map", value_map)):
         if matrix.ndim != 2 or matrix.shape[1] < n or matrix.shape[0] != key_map.shape[0]:
@@ -59,16 +61,16 @@ def linformer_attention(
 
 
 def linformer_weights(query: Tensor, key: Tensor, seen: Tensor, *, key_map: Tensor, value_map: Tensor) -> Tensor:
-    """softmax(q_i (E K)ᵀ / √d) F: weights that may be negative and need not sum to 1; all keys are seen.
+    """softmax(q_i (E K)ᵀ / √d) F: over the keys seen: weights that may be negative and need not sum to 1.
 
     >>> mean = torch.full((1, 2), 0.5)
     >>> linformer_weights(torch.ones(1, 4), torch.ones(2, 4), torch.ones(1, 2), key_map=mean, value_map=mean)
     tensor([[0.5000, 0.5000]], dtype=torch.float64)
     """
-    n = len(key)
-    mixed = key_map[:, :n].double() @ key.double()
+    n, live = len(key), seen.bool().any(0)
+    mixed = key_map[:, :n][:, live].double() @ key[live].double()
     scores = torch.exp(query.double() @ mixed.T / math.sqrt(max(query.shape[1], 1)))
-    return scores / scores.sum(1, keepdim=True) @ value_map[:, :n].double()
+    return scores / scores.sum(1, keepdim=True) @ (value_map[:, :n].double() * live)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,6 @@ class LinformerConfig(AttentionConfig):
     """
 
     causal: ClassVar[Causal] = "never"
-    takes_mask: ClassVar[bool] = False
     length: int = 512
     mixtures: int = 256
     seed: int = 0
@@ -109,7 +110,7 @@ class _Linformer(nn.Module):
         )
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:
-        return linformer_attention(q, k, v, key_map=self.key_map, value_map=self.value_map)
+        return linformer_attention(q, k, v, key_map=self.key_map, value_map=self.value_map, key_mask=mask)
 
 
 def _options(dim: int) -> dict[str, Tensor]:

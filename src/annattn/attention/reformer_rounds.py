@@ -12,7 +12,7 @@ from annattn.attention import reference
 from annattn.attention.inputs import accumulator, check_hasher, check_inputs
 from annattn.attention.mechanism import Attend, HashedConfig, Mechanism
 from annattn.attention.partial_softmax import Partial, softmax_of_runs, taken
-from annattn.checks import require_count
+from annattn.checks import require_count, require_flag
 from annattn.lsh import Hasher, Hyperplane
 from annattn.lsh.rows import unit_rows
 
@@ -22,7 +22,7 @@ __all__ = ["MECHANISM", "ReformerRoundsConfig", "reformer_rounds_attention", "re
 def reformer_rounds_attention(
     query_key: Float[Tensor, "batch heads n dim"],
     value: Float[Tensor, "batch heads n value_dim"],
-    hasher: Hasher,
+    hasher: Hasher | None,
     *,
     chunk: int = 64,
     is_causal: bool = False,
@@ -32,7 +32,8 @@ def reformer_rounds_attention(
 
     In a round, token i reads those of its bucket that are fewer than 2 · `chunk` places before it, or after it if not
     causal, when a bucket's tokens stand in order of time. A token met in several rounds counts several times. It reads
-    itself only if it meets nobody else. A masked row takes no part, and gets zeros.
+    itself only if it meets nobody else. A masked row takes no part, and gets zeros. Without a hasher there is one round
+    and one bucket: a token reads the nearest ones in time, which is what remains of a Reformer without sorting.
 
     The original cuts the tokens, sorted by bucket, into chunks that read themselves and the chunk before. There the
     cuts, and so what a token reads, depend on how many later tokens fall into lower buckets: the future reaches the
@@ -46,7 +47,8 @@ def reformer_rounds_attention(
     tensor([1., 2., 1., 2.])
     """
     check_inputs(query_key, query_key, value, key_mask, is_causal=is_causal)
-    check_hasher(hasher, query_key)
+    if hasher is not None:
+        check_hasher(hasher, query_key)
     chunk = require_count("chunk", chunk)
     n = query_key.shape[2]
     if key_mask is not None:
@@ -54,7 +56,10 @@ def reformer_rounds_attention(
     wide = torch.promote_types(accumulator(query_key.dtype), accumulator(value.dtype))
     query, values = query_key.to(wide), value.to(wide)
     key = unit_rows(query)
-    (codes,) = hasher.joint_codes(query_key.detach())
+    if hasher is None:
+        codes = torch.zeros(*query_key.shape[:3], 1, dtype=torch.int64, device=query_key.device)
+    else:
+        (codes,) = hasher.joint_codes(query_key.detach())
     length = min(2 * chunk, max(n, 1))
     rounds = []
     for code in codes.unbind(-1):
@@ -82,7 +87,7 @@ def _one_round(query: Tensor, key: Tensor, value: Tensor, code: Tensor, length: 
     return softmax_of_runs(query, taken(key, order), taken(value, order), place - (length - 1), run, seen)
 
 
-def reformer_rounds_weights(query: Tensor, key: Tensor, seen: Tensor, *, hasher: Hasher, chunk: int) -> Tensor:
+def reformer_rounds_weights(query: Tensor, key: Tensor, seen: Tensor, *, hasher: Hasher | None, chunk: int) -> Tensor:
     """exp(s_ij) times the number of rounds in which i finds j; 1 for i itself if it finds nobody.
 
     >>> import annattn as aa
@@ -94,11 +99,11 @@ def reformer_rounds_weights(query: Tensor, key: Tensor, seen: Tensor, *, hasher:
             [0., 1., 0.]], dtype=torch.float64)
     """
     n, live = len(query), [bool(seen[i, i]) for i in range(len(query))]
-    tuples = reference.hash_tuples(query, hasher)
+    tuples = [[()]] * n if hasher is None else reference.hash_tuples(query, hasher)
     scores = torch.zeros(n, n, dtype=torch.float64)
     for i in range(n):
         q = query[i].double()
-        for u in range(hasher.tables):
+        for u in range(1 if hasher is None else hasher.tables):
             bucket = [j for j in range(n) if live[j] and (j == i or tuples[j][u] == tuples[i][u])]
             for place, j in enumerate(bucket):
                 if live[i] and j != i and seen[i, j] and abs(place - bucket.index(i)) < 2 * chunk:
@@ -111,7 +116,7 @@ def reformer_rounds_weights(query: Tensor, key: Tensor, seen: Tensor, *, hasher:
 
 @dataclass(frozen=True)
 class ReformerRoundsConfig(HashedConfig):
-    """`reformer_rounds_attention` with ℓ = `tables` rounds.
+    """`reformer_rounds_attention` with ℓ = `tables` rounds; `sorts=False` leaves out the hashing, and so the sorting.
 
     >>> ReformerRoundsConfig(tables=4, hashes=4).shared_query_key
     True
@@ -119,14 +124,16 @@ class ReformerRoundsConfig(HashedConfig):
 
     shared_query_key: ClassVar[bool] = True
     chunk: int = 64
+    sorts: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "chunk", require_count("chunk", self.chunk))
+        require_flag("sorts", self.sorts)
 
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
         """See `AttentionConfig`."""
-        hasher = self.hasher(head_dim, layer, seed)
+        hasher = self.hasher(head_dim, layer, seed) if self.sorts else None
         return lambda q, k, v, is_causal, mask: reformer_rounds_attention(
             q, v, hasher, chunk=self.chunk, is_causal=is_causal, key_mask=mask
         )

@@ -35,6 +35,9 @@ class TransformerConfig:
       equal maps for queries and keys, so that equal content meets from the first step.
     - recency: for each layer, 0 or the rate a of `position_coded` values: among the keys a query meets, the latest
       outweighs all before it. A layer with a rate reads at most 1000/a positions.
+    - mlp: the width of the hidden layer of an MLP; by default 4 · `dim`.
+    - pooled: classify the sequence: every position has the logits of the mean of all final rows. Not for causal models.
+    - padding: a token that stands for no token: it is never attended to and not pooled.
 
     >>> config = TransformerConfig(input_vocab=10, target_vocab=2, length=32, dim=64, attention=(SoftmaxConfig(),) * 2)
     >>> config.layers, config.head_dim
@@ -52,12 +55,21 @@ class TransformerConfig:
     rotary: tuple[bool, ...] = ()
     recency: tuple[float, ...] = ()
     identity_init: bool = False
+    mlp: int | None = None
+    pooled: bool = False
+    padding: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("input_vocab", "target_vocab", "length", "dim", "heads"):
             object.__setattr__(self, name, require_count(name, getattr(self, name), most=_LARGEST))
-        for name in ("is_causal", "identity_init"):
+        for name in ("is_causal", "identity_init", "pooled"):
             require_flag(name, getattr(self, name))
+        if self.mlp is not None:
+            object.__setattr__(self, "mlp", require_count("mlp", self.mlp, most=_LARGEST))
+        if self.padding is not None:
+            object.__setattr__(self, "padding", require_count("padding", self.padding, least=0, most=_LARGEST))
+        if self.pooled and self.is_causal:
+            raise InputError("pooled", given="True in a causal model", expected="is_causal=False with it")
         if self.dim % self.heads:
             raise InputError("dim", given=self.dim, expected=f"a multiple of the {self.heads} heads")
         require_choice("positions", self.positions, ("learned", "prime", "none"))
@@ -107,7 +119,7 @@ class TransformerConfig:
 
 
 class Transformer(nn.Module):
-    """Token and position embeddings, pre-norm blocks with an MLP of width 4m and GeLU, and a linear read-out.
+    """Token and position embeddings, pre-norm blocks with a GeLU MLP, by default 4m wide, and a linear read-out.
 
     >>> from annattn.nn import AnnaConfig
     >>> config = TransformerConfig(input_vocab=10, target_vocab=2, length=32, dim=16)
@@ -157,6 +169,13 @@ class Transformer(nn.Module):
         if tokens.ndim != 2:
             raise InputError("tokens", given=f"shape {tuple(tokens.shape)}", expected="(batch, n)")
         require_count("first_position", first_position, least=0)
+        length = tokens.shape[1]
+        if self.config.padding is not None and caches is None:
+            real = tokens != self.config.padding
+            key_mask = real if key_mask is None else key_mask & real
+            if self.config.pooled:  # columns at the end that are padding in every row change nothing
+                longest = int(real.any(0).nonzero().max()) + 1 if real.any() else 1
+                tokens, key_mask = tokens[:, :longest], key_mask[:, :longest]
         n = tokens.shape[1]
         positions = torch.arange(first_position, first_position + n, device=tokens.device)
         try:
@@ -182,7 +201,12 @@ class Transformer(nn.Module):
             )
         for layer, block in enumerate(self.blocks):
             x = block(x, positions, key_mask, None if caches is None else caches[layer])
-        return self.head(self.norm(x))
+        x = self.norm(x)
+        if self.config.pooled:
+            counted = x.new_ones(x.shape[:2]) if key_mask is None else key_mask.to(x.dtype)
+            mean = (counted[:, None] @ x) / counted.sum(1).clamp(min=1)[:, None, None]
+            return self.head(mean).expand(-1, length, -1)
+        return self.head(x)
 
     def caches(self, batch: int = 1) -> list[LayerCache]:
         """An empty cache per layer, to decode with `forward(tokens, first_position=..., caches=...)`."""
@@ -258,7 +282,7 @@ class _Block(nn.Module):
 
     def __init__(self, config: TransformerConfig, layer: int) -> None:
         super().__init__()
-        width = 4 * config.dim
+        width = config.mlp or 4 * config.dim
         self.config, self.layer = config, layer
         self.attention_norm = nn.LayerNorm(config.dim)
         self.query_key_value = nn.Linear(config.dim, 3 * config.dim)

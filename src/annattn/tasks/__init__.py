@@ -3,12 +3,24 @@
 from annattn.tasks.base import Batch, Task
 from annattn.tasks.induction import InductionHeads
 from annattn.tasks.khop import KHop
+from annattn.tasks.listops import ListOps
 from annattn.tasks.match2 import Match2
 from annattn.tasks.recall import AssociativeRecall
 from annattn.tasks.splits import SPLITS
 from annattn.tasks.sum import Sum
 
-__all__ = ["SPLITS", "TASKS", "AssociativeRecall", "Batch", "InductionHeads", "KHop", "Match2", "Sum", "Task"]
+__all__ = [
+    "SPLITS",
+    "TASKS",
+    "AssociativeRecall",
+    "Batch",
+    "InductionHeads",
+    "KHop",
+    "ListOps",
+    "Match2",
+    "Sum",
+    "Task",
+]
 
 TASKS: dict[str, type[Task]] = {
     "match2": Match2,
@@ -16,5 +28,6 @@ TASKS: dict[str, type[Task]] = {
     "k_hop": KHop,
     "sum": Sum,
     "associative_recall": AssociativeRecall,
+    "listops": ListOps,
 }
 """Every task by name; the shared tests run over this dict."""

@@ -4,6 +4,9 @@ A random low-rank transformer becomes a protocol, in which a tree with ⌊s/rm�
 k_i v_iᵀ and sends the sum back down. That protocol becomes an ANNA-transformer, which must give the first
 transformer's numbers, bit for bit.
 
+Performer, PolySketchFormer and Based are low-rank attention too: each goes the same way, and must give the numbers of
+`low_rank_attention` with its feature map. Their few features stay the same for all N, so that only ε is another.
+
 With r = m = N^(1/6), ε = 1/3 and s = 8·N^(1/2) the tree has at most N^(2/3) leaves and N^(1/6) children per node. Its
 depth is at most 4, so there are at most 8L + 1 rounds and 8L + 2 layers. With N^ρ partners, ρ = 1/12, the width is
 O(N^(1/2 + 4ρ)): ε' = 5/6.
@@ -15,11 +18,13 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from annattn.compiler import LowRank, Transformer, to_protocol
 from annattn.compiler.to_protocol import TransformerProtocol
 from annattn.mpc import with_partners
 from annattn.mpc.model import Words, word_reals
+from annattn.theorems.feature_maps import FEATURE_MAPS, FeatureModel
 from annattn.theorems.integers import integer_rows, integer_transformer
 from annattn.theorems.simulation import PredictedSizes, few_partners_width, simulate, size_exponents
 from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, silent
@@ -28,6 +33,7 @@ __all__ = ["row"]
 
 EPSILON, EPSILON_PRIME, MEMORY, RHO = 1 / 3, 5 / 6, 1 / 2, 1 / 12
 ROOM, DEPTH = 8, 4
+FEATURE_WIDTH, FEATURE_ROOM = 3, 24
 WIDTH_LIMIT = "12(k+1)⁴(6+2s')·ln((k+1)N^(2/3)), s' = 24·N^(1/2)"
 PLANNED = [w**6 for w in range(2, 13)]
 CASES = {"tiny": {64: 1}, "quick": {64: 12, 729: 1}, "full": {64: 60, 729: 6}}
@@ -73,6 +79,16 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
                     bounds.append(
                         at_most("layers, any partners", model.sizes.layers, 2 * DEPTH * layers + 2, "8L + 2", at)
                     )
+    for at, name in enumerate(FEATURE_MAPS):
+        n, layers = min(CASES[effort]), 1 + at % 2 if effort != "tiny" else 1
+        progress(f"{name}, N = {n:,}, L = {layers}")
+        direct = FeatureModel(name, layers=layers, width=FEATURE_WIDTH, seed=at)
+        memory = int(FEATURE_ROOM * n**MEMORY)
+        protocol = to_protocol(direct.transformer, n, memory, dim=FEATURE_WIDTH)
+        inputs = [protocol.encode(integer_rows(n, FEATURE_WIDTH, at))]
+        model = simulate(trials, protocol, inputs, attention="anna", truth=_directly(direct.direct))
+        case = f"{name}, N = {n:,}, L = {layers}"
+        bounds.append(at_most("layers, any partners", model.sizes.layers, 2 * DEPTH * layers + 2, "8L + 2", case))
     predictions = {}
     for n in PLANNED:
         protocol, k, at = as_protocol(low_rank(n, 2, seed=0), n), _partners(n), f"N = {n:,}, L = 2"
@@ -88,7 +104,7 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
     return trials.verdict(
         "ANNA simulates low-rank attention",
         "random low-rank transformers of 1 to 3 layers, r = m = N^(1/6), to protocols with s = 8·N^(1/2), to "
-        "ANNA-transformers with any and with N^(1/12) partners",
+        f"ANNA-transformers with any and with N^(1/12) partners; {', '.join(FEATURE_MAPS)} with s = 24·N^(1/2)",
         sizes=list(CASES[effort]),
         planned=PLANNED,
         bounds=bounds,
@@ -101,7 +117,7 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
     )
 
 
-def _directly(transformer: Transformer) -> Callable[[Words], NDArray[np.float64]]:
+def _directly(transformer: Callable[[Tensor], Tensor]) -> Callable[[Words], NDArray[np.float64]]:
     return lambda words: transformer(torch.from_numpy(word_reals(words))).numpy()
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from annattn.compiler import Attention, Head, Layer, LowRank, Transformer
 
-__all__ = ["PRIME", "integer_rows", "integer_transformer"]
+__all__ = ["PRIME", "integer_linear", "integer_rows", "integer_transformer"]
 
 PRIME = 31
 
@@ -42,7 +42,7 @@ def integer_transformer(attention: Attention, *, layers: int, heads: int, width:
         each = []
         for _ in range(heads):
             query, key = _class(rng, rows, width, classes), _class(rng, rows, width, classes)
-            each.append(Head(query, key, _linear(rng, rows, width), width, width))
+            each.append(Head(query, key, integer_linear(rng, rows, width), width, width))
         made.append(Layer(each, attention, update=_update, width=rows))
     return Transformer(made)
 
@@ -51,7 +51,12 @@ def _update(x: Tensor, reads: list[Tensor]) -> Tensor:
     return (x + torch.floor(64 * torch.cat(reads, dim=1))) % PRIME
 
 
-def _linear(rng: np.random.Generator, rows: int, width: int) -> Callable[[Tensor], Tensor]:
+def integer_linear(rng: np.random.Generator, rows: int, width: int) -> Callable[[Tensor], Tensor]:
+    """A random affine map of rows modulo 31.
+
+    >>> integer_linear(np.random.default_rng(0), 2, 3)(integer_rows(1, 2, seed=0)).shape
+    torch.Size([1, 3])
+    """
     matrix = torch.from_numpy(rng.integers(0, PRIME, (rows, width)).astype(np.float64))
     shift = torch.from_numpy(rng.integers(0, PRIME, width).astype(np.float64))
     return lambda x: (x @ matrix + shift) % PRIME
@@ -59,6 +64,6 @@ def _linear(rng: np.random.Generator, rows: int, width: int) -> Callable[[Tensor
 
 def _class(rng: np.random.Generator, rows: int, width: int, classes: int) -> Callable[[Tensor], Tensor]:
     """The class of a row, a number below `classes`, as a vector of whole numbers around zero."""
-    to_class, spelled = _linear(rng, rows, 1), np.random.default_rng(classes * width)
+    to_class, spelled = integer_linear(rng, rows, 1), np.random.default_rng(classes * width)
     vectors = torch.from_numpy(spelled.integers(0, PRIME, (classes, width)).astype(np.float64)) - PRIME // 2
     return lambda x: vectors[(to_class(x)[:, 0] % classes).long()]
