@@ -11,7 +11,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["src/annattn/kernels/triton/*"]
 
 # Fixtures that measure, build or start something once for many tests: whoever asks for one first waits for it.
-SLOW_FIXTURES = {"built", "cluster", "numbers", "results"}
+SLOW_FIXTURES = {"built", "cluster", "numbers", "pool", "results"}
 # A docstring cannot carry a mark. These examples draw, measure, or sum up a table of probabilities.
 SLOW_EXAMPLES = (
     "annattn.experiments.figures.",

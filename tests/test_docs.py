@@ -34,7 +34,7 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relat
 FORGIVING = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 KINDS = ("python", "sh", "text")
 REFERENCE = (
-    *("attention", "cache", "compiler", "errors", "experiments", "integrations.huggingface"),
+    *("attention", "cache", "compiler", "distributed", "errors", "experiments", "integrations.huggingface"),
     *("lsh", "mpc", "mpc.programs", "mpc.protocols", "nn", "outofcore", "tasks", "theorems"),
 )
 

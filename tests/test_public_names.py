@@ -6,7 +6,7 @@ import annattn as aa
 
 PUBLIC = {
     "AnnaReport", "BucketCache", "Plan", "WindowCache", "anna_attention", "attention", "check_anna",
-    "collision_softmax_attention", "compiler", "errors",
+    "collision_softmax_attention", "compiler", "distributed", "errors",
     "exact_match_attention", "expected_collision_attention", "expected_latest_attention", "experiments", "kernels",
     "latest_match_attention", "low_rank_attention", "lsh", "mpc", "nn", "outofcore", "plan", "reformer_attention",
     "sampled_collision_attention", "sampled_latest_attention", "softmax_attention", "tasks", "theorems",

@@ -4,7 +4,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from annattn import attention, compiler, errors, experiments, kernels, lsh, mpc, nn, outofcore, tasks, theorems
+    from annattn import (
+        attention,
+        compiler,
+        distributed,
+        errors,
+        experiments,
+        kernels,
+        lsh,
+        mpc,
+        nn,
+        outofcore,
+        tasks,
+        theorems,
+    )
     from annattn.attention import (
         AnnaReport,
         Plan,
@@ -37,6 +50,7 @@ __all__ = [
     "check_anna",
     "collision_softmax_attention",
     "compiler",
+    "distributed",
     "errors",
     "exact_match_attention",
     "expected_collision_attention",
@@ -60,8 +74,8 @@ __all__ = [
 ]
 
 _FOLDERS = (
-    "attention", "cache", "compiler", "data", "errors", "experiments", "integrations", "kernels", "lsh", "measure",
-    "mpc", "nn", "outofcore", "report", "tasks", "theorems",
+    "attention", "cache", "compiler", "data", "distributed", "errors", "experiments", "integrations", "kernels",
+    "lsh", "measure", "mpc", "nn", "outofcore", "report", "tasks", "theorems",
 )  # fmt: skip
 
 

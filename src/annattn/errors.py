@@ -16,6 +16,7 @@ __all__ = [
     "PartnersError",
     "PlanError",
     "PortError",
+    "RankError",
     "ShardingError",
     "SourceError",
     "WideCodeError",
@@ -58,6 +59,10 @@ class WideCodeError(InputError):
 
 class BackendError(AnnattnError, RuntimeError):
     """No kernel backend can run the given inputs; the message holds every backend's reasons."""
+
+
+class RankError(AnnattnError, RuntimeError):
+    """Another rank of a process group raised, ended or stopped answering: says which, and what to do."""
 
 
 class LeastMemoryError(InputError):

@@ -13,7 +13,10 @@ from annattn.kernels.ops import (
     name_codes,
     newest,
     newest_attention,
+    newest_call,
+    query_key_gradient,
     tables_call,
+    wanted_gradient,
 )
 from annattn.kernels.tables import Layout, Tables, check_saved
 
@@ -40,6 +43,9 @@ __all__ = [
     "nan_targets",
     "newest",
     "newest_attention",
+    "newest_call",
+    "query_key_gradient",
     "tables_call",
     "use_backend",
+    "wanted_gradient",
 ]

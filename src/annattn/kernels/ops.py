@@ -25,6 +25,8 @@ __all__ = [
     "name_codes",
     "newest",
     "newest_attention",
+    "newest_call",
+    "query_key_gradient",
     "tables_call",
     "wanted_gradient",
 ]
@@ -277,7 +279,7 @@ def _turn(
     inputs = GradientInputs(
         query, key, value, grad, out, count, slope_of(gradient, spec), Order(order), query_codes, key_codes, buckets
     )
-    return _gradient("gradient", inputs, query_codes.shape[-1])
+    return query_key_gradient("gradient", inputs, query_codes.shape[-1])
 
 
 _bucket_attention_gradient = torch.library.custom_op("annattn::bucket_attention_gradient", _turn, mutates_args=())
@@ -300,7 +302,8 @@ def _not_twice(ctx, *_):
 _bucket_attention_gradient.register_autograd(_not_twice)
 
 
-def _gradient(operation: Operation, inputs: GradientInputs, tables: int) -> tuple[Tensor, Tensor]:
+def query_key_gradient(operation: Operation, inputs: GradientInputs, tables: int) -> tuple[Tensor, Tensor]:
+    """The gradients for queries and keys, checked and in their dtypes: see `Backend.query_key_gradient`."""
     query, key, value = inputs.query, inputs.key, inputs.value
     inputs.check()
     call = Call(
@@ -416,10 +419,11 @@ def _(target_codes, source_codes, buckets):
 
 @torch.library.custom_op("annattn::newest_attention", mutates_args=())
 def _newest_attention(query: Tensor, key: Tensor, value: Tensor, positions: Tensor, gradient: str, spec: str) -> Tensor:
-    return choose(_newest_call(value, positions)).newest_mean(value, positions)
+    return choose(newest_call(value, positions)).newest_mean(value, positions)
 
 
-def _newest_call(value: Tensor, positions: Tensor, slope: Slope | None = None) -> Call:
+def newest_call(value: Tensor, positions: Tensor, slope: Slope | None = None) -> Call:
+    """The mean over tables of the values at these positions, described."""
     heads = value.shape[1] if value.ndim == 4 else 0
     if (
         positions.ndim != 4
@@ -448,13 +452,13 @@ def _(query, key, value, positions, gradient, spec):
 def _newest_attention_gradient(
     query: Tensor, key: Tensor, value: Tensor, positions: Tensor, grad: Tensor, out: Tensor, gradient: str, spec: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad_value = choose(_newest_call(value, positions)).newest_value_gradient(value, positions, grad).contiguous()
+    grad_value = choose(newest_call(value, positions)).newest_value_gradient(value, positions, grad).contiguous()
     if gradient == "none":
         return query.new_zeros(query.shape), key.new_zeros(key.shape), grad_value
     count = (positions >= 0).sum(-1)
     slope = slope_of(gradient, spec)
     inputs = GradientInputs(query, key, value, grad, out, count, slope, Order.CAUSAL, newest=positions)
-    return *_gradient("newest_gradient", inputs, positions.shape[-1]), grad_value
+    return *query_key_gradient("newest_gradient", inputs, positions.shape[-1]), grad_value
 
 
 @_newest_attention_gradient.register_fake

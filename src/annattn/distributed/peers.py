@@ -1,0 +1,162 @@
+"""The ranks of a process group: what they exchange, what it costs, and how the loss of one reaches the others."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from annattn.checks import require_number
+from annattn.distributed.traffic import Exchange, counters
+from annattn.errors import AnnattnError, InputError, RankError
+
+__all__ = ["ROLL_CALL_SECONDS", "Peers"]
+
+_LOOK_SECONDS = 0.5  # between two looks at what other ranks have reported, while waiting for them
+ROLL_CALL_SECONDS = 5.0
+"""How long the ranks that are left wait for each other's sign of life once an exchange has failed."""
+
+
+class Peers:
+    """The ranks that hold one sequence among them, in the order of their slices.
+
+    Nothing is exchanged through the store unless something fails: then each rank that is left writes down that it is
+    there, and those that do not are named.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, patience: float) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise InputError(
+                "process group",
+                given="none",
+                expected="an initialised torch.distributed",
+                hint='start with torchrun and call torch.distributed.init_process_group("gloo") first, or "nccl"',
+            )
+        found = dist.group.WORLD if group is None else group
+        if not isinstance(found, dist.ProcessGroup):
+            hint = 'of a device mesh, pass mesh["context"].get_group()'
+            raise InputError("group", given=found, expected="a process group with this rank in it", hint=hint)
+        self.group = found
+        self.rank, self.size = dist.get_rank(found), dist.get_world_size(found)
+        self.patience = require_number("patience", patience, "a number of seconds above 0", low=1e-3)
+        self._store = dist.distributed_c10d.PrefixStore(
+            f"annattn/{found.group_name}", dist.distributed_c10d._get_default_store()
+        )
+        # NCCL's work is waited for by the device, and its own watchdog ends the processes.
+        self._asks = dist.get_backend(found) == "gloo"
+        self.sent = 0
+
+    def gather(self, numbers: Tensor, doing: str) -> Tensor:
+        """Small tensors of one shape from all ranks, (ranks, ...)."""
+        if self.size == 1:
+            return numbers[None]
+        parts = [torch.empty_like(numbers) for _ in range(self.size)]
+        work = dist.all_gather(parts, numbers.contiguous(), group=self.group, async_op=True)
+        self._wait(work, doing)
+        for traffic in counters():
+            traffic.agreed += (self.size - 1) * numbers.nbytes
+        return torch.stack(parts)
+
+    def exchange(self, parts: Sequence[Tensor], sizes: Sequence[int], doing: str) -> list[Tensor]:
+        """Send bytes parts[s] to rank s; returns those of all ranks, of which rank s sent sizes[s]."""
+        own = parts[self.rank]
+        if self.size == 1:
+            return [own]
+        # What stays here is not handed over.
+        out = [part if s != self.rank else part[:0] for s, part in enumerate(parts)]
+        lengths = [size if s != self.rank else 0 for s, size in enumerate(sizes)]
+        sent = torch.cat(out)
+        received = torch.empty(sum(lengths), dtype=torch.uint8, device=own.device)
+        work = dist.all_to_all_single(
+            received, sent, lengths, [len(part) for part in out], group=self.group, async_op=True
+        )
+        self._wait(work, doing)
+        self.sent += len(sent)
+        for traffic in counters():
+            traffic.sent += len(sent)
+        found = list(received.split(lengths))
+        found[self.rank] = own
+        return found
+
+    @contextmanager
+    def predicting(self, what: str, way: str, predicted: int) -> Iterator[None]:
+        """Note for whoever counts how many bytes are sent inside beside how many were predicted."""
+        before = self.sent
+        yield
+        for traffic in counters():
+            traffic.exchanges.append(Exchange(what, way, predicted, self.sent - before))
+
+    @contextmanager
+    def telling(self, doing: str) -> Iterator[None]:
+        """Let the other ranks know if this one raises in between, so that they need not wait for it."""
+        try:
+            yield
+        except RankError:
+            raise
+        except BaseException as error:
+            if self.size > 1:
+                self._report(f"raised {type(error).__name__} in {doing}: {error}")
+            raise
+
+    def _report(self, what: str) -> None:
+        try:
+            self._store.set(str(self.rank), what)
+        except Exception:  # whoever keeps the store is gone; `_lost` says so
+            return
+
+    def _wait(self, work: dist.Work | None, doing: str) -> None:
+        assert work is not None
+        if not self._asks:
+            work.wait()
+            return
+        until = time.monotonic() + self.patience
+        while True:
+            try:
+                work.wait(timedelta(seconds=min(_LOOK_SECONDS, self.patience)))
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise self._lost(doing, "the connection was closed") from error
+                raised = [s for s in range(self.size) if s != self.rank and self._reported(s).startswith("raised")]
+                if raised:
+                    raise self._lost(doing, "it raised") from None
+                if time.monotonic() > until:
+                    raise self._lost(doing, f"no answer for {self.patience:g} s") from None
+            else:
+                return
+
+    def _reported(self, rank: int) -> str:
+        try:
+            return self._store.get(str(rank)).decode() if self._store.check([str(rank)]) else ""
+        except Exception:
+            return ""
+
+    def _lost(self, doing: str, how: str) -> AnnattnError:
+        """The error that names the ranks which raised, or give no sign of life."""
+        what_to_do = (
+            "look at the output of that rank for the reason, then start all ranks again: the group cannot be used any "
+            "more (torchrun --max-restarts=1 restarts them by itself)"
+        )
+        try:
+            self._store.set(str(self.rank), f"waited in {doing}")
+        except Exception:
+            return RankError(
+                f"rank {self.rank} lost the others in {doing} ({how}), and the store as well: the process that keeps "
+                f"it has ended, which is rank 0 unless torchrun started the ranks; {what_to_do}"
+            )
+        others = [s for s in range(self.size) if s != self.rank]
+        until = time.monotonic() + ROLL_CALL_SECONDS
+        while time.monotonic() < until:
+            reports = {s: self._reported(s) for s in others}
+            if all(reports.values()) or any(text.startswith("raised") for text in reports.values()):
+                break
+            time.sleep(0.05)
+        reports = {s: self._reported(s) for s in others}
+        for s, text in reports.items():
+            if text.startswith("raised"):
+                return RankError(f"rank {s} of {self.size} {text}; {what_to_do}")
+        silent = [s for s, text in reports.items() if not text]
+        who = f"rank {', '.join(map(str, silent))} of {self.size}" if silent else f"a rank of {self.size}"
+        return RankError(f"{who} ended or stopped answering, noticed in {doing} ({how}); {what_to_do}")
