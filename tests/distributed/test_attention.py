@@ -133,7 +133,7 @@ def test_states_send_as_much_for_any_length_and_members_are_taken_where_they_sen
 
     assert sent(300) == sent(1200)
     assert sent(300)[1] == "states"
-    few, way = sent(10)
+    few, way = sent(2)
     assert way == "members"
-    forced, _ = sent(10, options={"way": "states"})
+    forced, _ = sent(2, options={"way": "states"})
     assert few < forced
