@@ -12,6 +12,7 @@ from annattn.cli import main
 from annattn.measure import measure_speed
 from annattn.report.attention import pictures
 from annattn.report.models import errors
+from annattn.report.recall import recall
 from annattn.report.results import PARTS
 from annattn.report.theorems import rows
 from annattn.report.theory import k_hop
@@ -25,6 +26,7 @@ def numbers():
         "speed": measure_speed([128, 256], tables=2, hashes=2, dim=8),
         "attention": pictures(tokens=6),
         "models": errors(samples=1, draws=1),
+        "recall": recall(lengths=(256,)),
         "theory": k_hop(n=9, k=2, memory_words=30, words=1),
         "theorems": rows(effort="tiny", names=["mpc-simulates-ema"]),
     }
@@ -93,6 +95,7 @@ def test_a_theorem_that_does_not_hold_gives_exit_code_1_and_is_named(command, nu
     [
         (("demo", "--longest", "100"), "longest: got 100"),
         (("demo", "--seed", "-1"), "seed: got -1"),
+        (("demo", "sped"), "part: got "),
         (("demo", "--output", "report.json"), "ends in .html"),
         (("demo", "--output", "."), "the folder ."),
         (("demo", "--output", "/dev/null/report.html"), "which /dev/null forbids"),
@@ -130,7 +133,7 @@ def test_help_shows_an_example(name, command):
 
 
 @pytest.mark.slow
-def test_an_interrupted_demo_leaves_no_file_and_exits_with_130(tmp_path):
+def test_a_demo_interrupted_in_its_first_part_leaves_no_file_and_exits_with_130(tmp_path):
     program = [sys.executable, "-c", "from annattn.cli import main; main()"]
     page = str(tmp_path / "report.html")
     with subprocess.Popen([*program, "demo", "--output", page], stderr=subprocess.PIPE, text=True) as started:
@@ -143,6 +146,37 @@ def test_an_interrupted_demo_leaves_no_file_and_exits_with_130(tmp_path):
         assert started.wait(timeout=60) == 130
     assert "nothing was written" in told
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_demo_writes_the_parts_that_were_finished(command, monkeypatch, tmp_path):
+    def interrupted(settings, progress):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(PARTS, "models", replace(PARTS["models"], measure=interrupted))
+    code, _, errors = command("demo")
+    assert code == 130
+    assert "report.html has the parts that were finished: speed, attention" in " ".join(errors.split())
+    saved = json.loads((tmp_path / "report.json").read_text())
+    assert set(saved) == {"format", "machine", "speed", "attention"}
+    code, output, _ = command("report", "--from", "report.json", "--output", "again.html", "--json")
+    assert "again.html" in output
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_each_part_runs_alone(command, name, tmp_path):
+    code, output, _ = command("demo", name)
+    assert code == 0, output
+    assert set(json.loads((tmp_path / "report.json").read_text())) == {"format", "machine", name}
+    page = (tmp_path / "report.html").read_text()
+    assert [other for other in PARTS if f'<section id="{other}"' in page] == [name]
+
+
+def test_the_quick_demo_times_no_long_softmax(command, monkeypatch, numbers):
+    given = []
+    speed = replace(PARTS["speed"], measure=lambda settings, progress: given.append(settings) or numbers["speed"])
+    monkeypatch.setitem(PARTS, "speed", speed)
+    assert command("demo", "--quick")[0] == 0
+    assert given[0].longest == 8192
 
 
 def test_every_theorem_has_its_share_of_the_bar():

@@ -92,6 +92,16 @@ def _models_table(part: dict[str, Any]) -> Table:
     return table
 
 
+def _recall_table(part: dict[str, Any]) -> Table:
+    table = _table(f"Associative recall, trained at {part['trained_at']} tokens")
+    for column in ("tokens", "pairs", "questions", "right", "seconds"):
+        table.add_column(column, justify="right")
+    for row in part["rows"]:
+        cells = (f"{row['tokens']:,}", f"{row['pairs']:,}", f"{row['queries']:,}", f"{100 * row['right']:.2f} %")
+        table.add_row(*cells, f"{row['seconds']:.1f}")
+    return table
+
+
 def _theory_table(part: dict[str, Any]) -> Table:
     table = _table(f"{part['k']}-hop of {part['n']} letters: a protocol, and the transformer compiled from it")
     for column in ("", "protocol", "transformer"):
@@ -125,6 +135,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], Table]] = {
     "speed": speed_table,
     "attention": _attention_pictures,
     "models": _models_table,
+    "recall": _recall_table,
     "theory": _theory_table,
     "theorems": _theorems_table,
 }

@@ -30,8 +30,8 @@
   // Folded bounds: the button opens all of them; on paper they are always open.
   {
     const folded = document.querySelectorAll("details"), button = byId("unfold"), bounds = document.querySelectorAll(".theorems details");
-    button.hidden = false;
-    button.addEventListener("click", () => {
+    if (button) button.hidden = false;
+    button?.addEventListener("click", () => {
       const open = [...bounds].some((one) => !one.open);
       for (const one of bounds) one.open = open;
       button.textContent = open ? "Hide all bounds" : "Show all bounds";
@@ -39,6 +39,14 @@
     let before = [];
     addEventListener("beforeprint", () => { before = [...folded].map((one) => one.open); for (const one of folded) one.open = true; });
     addEventListener("afterprint", () => folded.forEach((one, at) => { one.open = before[at]; }));
+  }
+
+  // Tables wider than the screen say so.
+  {
+    const mark = () => { for (const box of document.querySelectorAll(".scroll")) box.classList.toggle("over", box.scrollWidth > box.clientWidth + 1); };
+    addEventListener("resize", mark);
+    for (const one of document.querySelectorAll("details")) one.addEventListener("toggle", mark);
+    mark();
   }
 
   // A square of cells whose opacity is a share from 0 to 1.
@@ -62,7 +70,7 @@
   }
 
   // Attention: three pictures, sliders for tables, hashes and the query.
-  {
+  if (data.attention) {
     const attention = data.attention, n = attention.input.length;
     const corner = (row, column) => row * (row + 1) / 2 + column;
     const unpacked = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -112,7 +120,7 @@
     };
     const draw = () => {
       const part = attention.layers[layer], t = Number(sliders.tables.value), z = Number(sliders.hashes.value), query = Number(sliders.query.value);
-      const row = part.rows[z], cell = row.cells[t], error = data.errors[layer][z][t];
+      const row = part.rows[z], cell = row.cells[t], error = data.errors?.[layer][z][t];
       const hashed = unpacked(cell.weights);
       const tables = `${part.tables[t]} table${part.tables[t] > 1 ? "s" : ""} of ${part.hashes[z]} hash${part.hashes[z] > 1 ? "es" : ""}`;
       say("lens-tables-value", part.tables[t]);
@@ -121,8 +129,10 @@
       sliders.tables.setAttribute("aria-valuetext", `${part.tables[t]} tables`);
       sliders.hashes.setAttribute("aria-valuetext", `${part.hashes[z]} hashes`);
       sliders.query.setAttribute("aria-valuetext", `position ${query + 1}, letter ${attention.input[query]}`);
-      say("lens-error", percent(error.mean));
-      say("lens-spread", `± ${percent(error.spread)}`);
+      if (error) {
+        say("lens-error", percent(error.mean));
+        say("lens-spread", `± ${percent(error.spread)}`);
+      }
       say("lens-distance", cell.distance.toFixed(2));
       say("lens-met", `Query ${query + 1} (${attention.input[query]}) reads ${read(hashed, query)}.`);
       say("map-softmax-note", `with β = ${row.beta}, the power of two whose weights are nearest to the expected`);
@@ -151,7 +161,7 @@
   }
 
   // Rounds of a protocol: words of each machine against the limit, and who sends to whom.
-  {
+  if (data.theory) {
     const theory = data.theory, machines = theory.machines, limit = theory.memory_words, last = theory.rounds.length - 1;
     const slider = byId("round"), body = byId("round-table").tBodies[0];
     const width = 480, height = 250, left = 30, top = 22, bottom = height - 26;
@@ -174,6 +184,8 @@
     const flows = heatMap(byId("round-flows"), machines, machines), pairs = [];
     for (let from = 0; from < machines; from++) for (let to = 0; to < machines; to++) pairs.push(flows.cell(from, to));
     flows.finish();
+    say("flows-last", `receiver: machine 0 to ${machines - 1}, left to right`);
+    say("flows-down", `sender: machine 0 to ${machines - 1}, top to bottom`);
     const sum = (list) => list.reduce((one, other) => one + other, 0);
     const draw = () => {
       const at = Number(slider.value), round = theory.rounds[at];

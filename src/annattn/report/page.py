@@ -21,7 +21,7 @@ _SHORT = {**LABELS, "floor": "copying"}
 def page(results: Mapping[str, Any]) -> str:
     """One HTML file with all figures, tables and scripts in it; it loads nothing from the network.
 
-    The results come from `make_results` or `read_results`.
+    The results come from `make_results` or `read_results`. A part that was not measured has no section.
     """
     try:
         import jinja2
@@ -32,16 +32,15 @@ def page(results: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"percent": percent, "seconds": seconds, "times": times, "power": power}
+    environment.filters |= {"percent": percent, "seconds": seconds, "times": times, "power": power, "right": _right}
     environment.filters["count"] = "{:,}".format
     try:
         return environment.get_template("page.html").render(
             results,
             headlines=headlines(results),
             labels=LABELS,
-            longest=results["speed"]["rows"][-1],
-            speed_charts=[_speed_chart(results["speed"], width) for width in (760, 345)],
-            error_charts=_error_charts(results["models"]),
+            speed_charts=[_speed_chart(results["speed"], width) for width in (760, 345)] if "speed" in results else [],
+            error_charts=_error_charts(results["models"]) if "models" in results else [],
             data=_for_script(results),
             css=(_FOLDER / "page.css").read_text(encoding="utf-8"),
             js=(_FOLDER / "page.js").read_text(encoding="utf-8"),
@@ -52,24 +51,45 @@ def page(results: Mapping[str, Any]) -> str:
 
 def headlines(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The main findings: pairs of a figure and what it is."""
-    longest, theory, rows = results["speed"]["rows"][-1], results["theory"], results["theorems"]["rows"]
-    found = [
-        (
-            times(longest["ratio"]["softmax / ANNA"]),
-            f"the speed of torch's softmax attention, at {longest['tokens']:,} tokens",
+    found = []
+    if "recall" in results:
+        part, longest = results["recall"], results["recall"]["rows"][-1]
+        found.append(
+            (
+                _right(longest["right"]),
+                f"right: associative recall over {longest['tokens']:,} tokens, trained at {part['trained_at']}, "
+                f"in {seconds(longest['seconds'])}",
+            )
         )
-    ]
-    for model in results["models"]["models"]:
+    if "speed" in results:
+        longest, used = results["speed"]["rows"][-1], results["speed"]["settings"]
+        found.append(
+            (
+                times(longest["ratio"]["softmax / ANNA"]),
+                f"the speed of torch's softmax attention, at {longest['tokens']:,} tokens "
+                f"with {used['tables']} tables of {used['hashes']} hashes",
+            )
+        )
+    for model in results["models"]["models"] if "models" in results else ():
         used = " and ".join(f"{one['trained']['tables']}" for one in model["layers"])
         found.append((percent(model["trained"]["mean"]), f"of tokens wrong: {model['task']}, {used} tables"))
-    found.append(
-        (
-            f"{theory['equal']} of {theory['compared']}",
-            f"{theory['k']}-hop outputs right, of transformers compiled from a protocol",
-        )
-    )
-    found.append((f"{sum(row['holds'] for row in rows)} of {len(rows)}", "theorems hold: built, run and measured"))
+    if "theory" in results:
+        theory = results["theory"]
+        what = f"{theory['k']}-hop outputs right, of transformers compiled from a protocol"
+        found.append((f"{theory['equal']} of {theory['compared']}", what))
+    if "theorems" in results:
+        rows = results["theorems"]["rows"]
+        found.append((f"{sum(row['holds'] for row in rows)} of {len(rows)}", "theorems hold: built, run and measured"))
     return found
+
+
+def _right(share: float) -> str:
+    """A share of right answers, cut and not rounded, so that it is 100 % only if all are right.
+
+    >>> _right(0.99996), _right(1.0)
+    ('99.99 %', '100 %')
+    """
+    return "100 %" if share == 1 else f"{math.floor(1e4 * share) / 100:.2f} %"
 
 
 def percent(share: float) -> str:
@@ -199,7 +219,9 @@ def _share_ticks(highest: float) -> Sequence[tuple[float, str]]:
 
 def _for_script(results: Mapping[str, Any]) -> str:
     """What the interactive parts need, as JSON that cannot end its script element."""
-    needed = {name: results[name] for name in ("attention", "theory")}
-    swept = {model["name"]: model for model in results["models"]["models"]}[results["attention"]["model"]]
-    needed["errors"] = [layer["errors"] for layer in swept["layers"]]
+    needed: dict[str, Any] = {name: results.get(name) for name in ("attention", "theory")}
+    needed["errors"] = None
+    if "attention" in results and "models" in results:
+        swept = {model["name"]: model for model in results["models"]["models"]}[results["attention"]["model"]]
+        needed["errors"] = [layer["errors"] for layer in swept["layers"]]
     return json.dumps(needed, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from annattn.files import write_text
 from annattn.measure import Progress, describe_machine, lengths, measure_speed
 from annattn.report.attention import pictures
 from annattn.report.models import errors
+from annattn.report.recall import recall
 from annattn.report.theorems import rows
 from annattn.report.theory import k_hop
 
@@ -73,6 +74,15 @@ PARTS: dict[str, Part] = {
             samples=4 if settings.quick else 32, draws=2 if settings.quick else 4, seed=settings.seed, progress=progress
         ),
     ),
+    "recall": Part(
+        "Recall at length",
+        lambda settings: 2 if settings.quick else 12,
+        lambda settings, progress: recall(
+            lengths=(256, 4096) if settings.quick else (256, 4096, 65_536, 262_144),
+            seed=settings.seed,
+            progress=progress,
+        ),
+    ),
     "theory": Part(
         "Theory that runs",
         lambda settings: 3 if settings.quick else 8,
@@ -86,14 +96,18 @@ PARTS: dict[str, Part] = {
 }
 
 
-def measure_parts(settings: Settings, progress: PartProgress) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The name and data of each part, as soon as it is measured.
+def measure_parts(
+    settings: Settings, progress: PartProgress, names: Sequence[str] = ()
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name and data of each part, or of the named ones, as soon as it is measured.
 
     >>> name, data = next(measure_parts(Settings(longest=1024), lambda part, done, what: None))
     >>> name, data["rows"][0]["tokens"]
     ('speed', 1024)
     """
     for name, part in PARTS.items():
+        if names and name not in names:
+            continue
         yield name, part.measure(settings, lambda done, what, name=name: progress(name, done, what))
         progress(name, 1.0, "")
 
@@ -118,9 +132,9 @@ def read_results(path: Path) -> dict[str, Any]:
         raise InputError("results", given=str(path), expected=expected, hint=str(wrong)) from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise InputError("results", given=f"{path} in another format", expected=expected)
-    missing = [name for name in ("machine", *PARTS) if name not in found]
-    if missing:
-        raise InputError("results", given=f"{path} without {', '.join(missing)}", expected=expected)
+    if "machine" not in found or not any(name in found for name in PARTS):
+        given = f"{path} without a machine and a part that was measured"
+        raise InputError("results", given=given, expected=expected)
     return found
 
 
