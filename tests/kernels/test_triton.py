@@ -173,9 +173,64 @@ def test_attention_and_all_its_gradients_equal_the_torch_backend(attend):
 STEPS = {
     "float32": {"tables": 5, "hashes": 3, "width": 70},
     "bfloat16": {"tables": 2, "hashes": 8, "width": 3, "dtype": torch.bfloat16},
+    "float32 from float16": {"tables": 2, "hashes": 3, "width": 3, "dtype": torch.float16, "out": torch.float32},
     "newest": {"tables": 2, "hashes": 3, "width": 3, "mechanism": "latest_match"},
+    "newest without history": {"tables": 2, "hashes": 3, "width": 3, "mechanism": "latest_match", "history": 0},
     "a draw per head": {"tables": 2, "hashes": 3, "width": 3, "draws": 2},
-}
+    "wide codes": {"tables": 2, "hashes": 14, "width": 3},
+    "no history": {"tables": 5, "hashes": 3, "width": 70, "history": 0},
+    "history of one": {"tables": 2, "hashes": 3, "width": 3, "history": 1},
+    "default history": {"tables": 2, "hashes": 3, "width": 3, "history": 32},
+    "history of several blocks": {"tables": 5, "hashes": 3, "width": 3, "history": 7, "places": 2},
+    "newest, several blocks": {
+        "tables": 5, "hashes": 2, "width": 3, "history": 7, "places": 2, "mechanism": "latest_match",
+    },
+}  # fmt: skip
+
+
+class Launches:
+    """What was launched, to be launched again as a CUDA graph does: the same kernels at the same addresses."""
+
+    def __init__(self, monkeypatch, module):
+        self.launch, self.seen = module.launch, []
+        monkeypatch.setattr(module, "launch", self)
+
+    def __call__(self, *given, **more):
+        self.seen.append((given, more))
+        self.launch(*given, **more)
+
+    def replay(self):
+        given, more = self.seen[-1]
+        self.launch(*given, **more)
+
+
+def step_tokens(kind, generator, steps):
+    """Queries, keys and values of some steps; among them a query and a key that are not finite."""
+    for step in range(steps):
+        query, key, value = (
+            torch.randn(2, heads, 1, width, generator=generator).to(kind["dtype"])
+            for heads, width in ((4, 6), (2, 6), (2, kind["width"]))
+        )
+        if step == 3:
+            query[0, 1, 0, 2] = torch.nan
+        if step == 6:
+            key[1, 0, 0, 2] = torch.inf
+        yield query, key, value
+
+
+def step_caches(kind):
+    hasher = Hyperplane(6).sample(tables=kind["tables"], hashes=kind["hashes"], heads=kind["draws"])
+    made = {"value_dim": kind["width"], "batch": 2, "heads": 2, "dtype": kind["out"], "mechanism": kind["mechanism"]}
+    caches = []
+    for backend in ("torch", "triton"):
+        with use_backend(backend):
+            caches.append(aa.BucketCache(hasher, history=kind["history"], **made))
+    return caches
+
+
+def step_of(backend, cache, *tokens, mask=None):
+    with use_backend(backend):
+        return cache.step(*tokens, key_mask=mask)
 
 
 @pytest.mark.slow
@@ -183,41 +238,103 @@ STEPS = {
 def test_a_decode_step_is_one_launch_and_equals_the_torch_backend(monkeypatch, kind):
     from annattn.kernels.triton import decode
 
-    kind = {"dtype": torch.float32, "mechanism": "anna", "draws": 1} | kind
-    dtype, launched = kind["dtype"], []
-    launch = decode.launch
-    monkeypatch.setattr(decode, "launch", lambda *given, **more: launched.append(given[1]) or launch(*given, **more))
-    hasher = Hyperplane(6).sample(tables=kind["tables"], hashes=kind["hashes"], heads=kind["draws"])
-    made = {
-        "value_dim": kind["width"],
-        "batch": 2,
-        "heads": 2,
-        "dtype": dtype,
-        "mechanism": kind["mechanism"],
-        "history": 0,
-    }
-    caches, got = {}, []
+    kind = {"dtype": torch.float32, "out": None, "mechanism": "anna", "draws": 1, "history": 4} | kind
+    monkeypatch.setattr(decode, "_PLACES", kind.get("places", decode._PLACES))
+    launches = Launches(monkeypatch, decode)
+    slow, fast = step_caches(kind)
+    got = torch.empty(0)
+    for at, tokens in enumerate(step_tokens(kind, torch.Generator().manual_seed(0), 9)):
+        mask = torch.tensor([[True], [False]]) if at == 4 else None
+        wanted, got = step_of("torch", slow, *tokens, mask=mask), step_of("triton", fast, *tokens, mask=mask)
+        torch.testing.assert_close(got[:1] if at == 4 else got, wanted[:1] if at == 4 else wanted, equal_nan=True)
+    assert [given[1] for given, _ in launches.seen] == [(4,)] * 9  # one program per batch row and key head
+    assert got[1].isnan().any()
+    assert not got[0].isnan().any()
+    assert fast.lengths == slow.lengths == [9, 8]
+    assert fast.recent == slow.recent == [min(9, kind["history"]), min(8, kind["history"])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("history", [0, 3, 32])
+def test_a_step_replayed_at_its_addresses_goes_on_through_everything_done_in_place(monkeypatch, history):
+    """What a CUDA graph does: one step is recorded, then launched anew with other numbers in the same tensors."""
+    from annattn.kernels.triton import decode
+
+    kind = {"dtype": torch.float32, "out": None, "mechanism": "anna", "draws": 1, "history": history}
+    kind |= {"tables": 3, "hashes": 2, "width": 3}
+    launches = Launches(monkeypatch, decode)
+    slow, fast = step_caches(kind)
+    generator = torch.Generator().manual_seed(0)
+    static = [torch.zeros(2, heads, 1, width) for heads, width in ((4, 6), (2, 6), (2, 3))]
+    first = next(step_tokens(kind, generator, 1))
+    for held, new in zip(static, first, strict=True):
+        held.copy_(new)
+    wanted, out = step_of("torch", slow, *first), step_of("triton", fast, *static)
+    torch.testing.assert_close(out, wanted)
+
+    def both(act):
+        for backend, cache in (("torch", slow), ("triton", fast)):
+            with use_backend(backend):
+                act(cache)
+
+    def append(cache):
+        cache.append(
+            torch.ones(2, 2, 5, 6), torch.ones(2, 2, 5, 3), key_mask=torch.tensor([[1, 0, 1, 1, 1]] * 2).bool()
+        )
+
+    states = [lambda cache: cache.attend(first[0]), append, lambda cache: cache.reorder([1, 0])]
+    states += [lambda cache: cache.crop(min(history, 2)), lambda cache: cache.load_state_dict(cache.state_dict())]
+    states += [lambda cache: cache.reset([0])]
+    for act in [*states, lambda cache: cache.reset()]:
+        for tokens in step_tokens(kind, generator, 3):
+            for held, new in zip(static, tokens, strict=True):
+                held.copy_(new)
+            launches.replay()
+            torch.testing.assert_close(out, step_of("torch", slow, *tokens))
+        assert fast.lengths == slow.lengths
+        assert fast.recent == slow.recent
+        both(act)
+    assert len(launches.seen) == 1
+
+
+def test_a_step_reads_nothing_back(monkeypatch):
+    kind = {"dtype": torch.float32, "out": None, "mechanism": "anna", "draws": 1, "history": 2}
+    _, cache = step_caches(kind | {"tables": 2, "hashes": 2, "width": 3})
+    reads = []
+    for name in ("tolist", "item", "cpu", "__bool__", "__int__", "__float__", "__index__", "nonzero"):
+        kept = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda self, *a, kept=kept, name=name: reads.append(name) or kept(self, *a)
+        )
+    # The interpreter reads, a GPU does not.
+    monkeypatch.setattr("annattn.kernels.triton.decode.launch", lambda *given, **more: None)
+    for tokens in step_tokens(kind | {"width": 3}, torch.Generator().manual_seed(0), 3):
+        step_of("triton", cache, *tokens)
+    assert not reads
+    assert cache.lengths == [0, 0]
+    assert "tolist" in reads
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("combine", ["gate", "joined"])
+def test_a_window_cache_steps_as_the_torch_backend_does(combine):
+    hasher = Hyperplane(6).sample(tables=3, hashes=2)
+    generator = torch.Generator().manual_seed(0)
+    caches = {}
     for backend in ("torch", "triton"):
         with use_backend(backend):
-            caches[backend] = aa.BucketCache(hasher, **made)
-    generator = torch.Generator().manual_seed(0)
-    for step in range(6):
-        query, key, value = (
-            torch.randn(2, heads, 1, width, generator=generator).to(dtype)
-            for heads, width in ((4, 6), (2, 6), (2, kind["width"]))
-        )
-        if step == 3:
-            query[0, 1, 0, 2] = torch.nan
-        if step == 4:
-            key[1, 0, 0, 2] = torch.inf
+            caches[backend] = aa.WindowCache(
+                hasher, window=3, shift=1, heads=2, value_dim=4, combine=combine, history=2
+            )
+    for step in range(9):
+        query, key, value = (torch.randn(1, h, 1, d, generator=generator) for h, d in ((4, 6), (2, 6), (2, 4)))
         got = []
         for backend, cache in caches.items():
             with use_backend(backend):
-                got.append(cache.step(query, key, value))
-        torch.testing.assert_close(got[1], got[0], equal_nan=True)
-    assert launched == [(4,)] * 6  # one launch per step, one program per batch row and key head
-    assert got[1].isnan().any()
-    assert caches["triton"].lengths == [6, 6]
+                got.append(cache.step(query, key, value, gate=0.5))
+                if step == 6:
+                    cache.crop(2)
+        torch.testing.assert_close(got[1], got[0])
 
 
 @pytest.mark.parametrize(

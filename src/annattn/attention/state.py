@@ -110,11 +110,16 @@ class BucketState:
         return Reading(*self._tables.read(self._codes(query)))
 
     @torch.no_grad()
-    def decode(self, query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """`scan` for one token and `mean` of it in one kernel, where there is one; else None, and nothing happens."""
-        if key.shape[2] != 1 or self._names is not None:
-            return None
-        return self._tables.decode(self.hasher, query, key, value, dtype)
+    def step(
+        self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """`scan`, with the mean in `dtype` and the count of what each query found; one kernel where there is one."""
+        if key.shape[2] == 1 and self._names is None:
+            found = self._tables.decode(self.hasher, query, key, value, key_mask, dtype)
+            if found is not None:
+                return found
+        reading = self.scan(query, key, value, key_mask)
+        return reading.mean().to(dtype), reading.count
 
     @torch.no_grad()
     def scan(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> Reading:

@@ -140,9 +140,7 @@ class BucketCache:
         if query.shape[2] != key.shape[2]:
             raise InputError("query length", given=query.shape[2], expected=f"the {key.shape[2]} new keys")
         self._given = value.dtype
-        dtype = self.dtype or value.dtype
-        out = self.state.decode(query, key, value, dtype) if key_mask is None else None
-        return self.state.scan(query, key, value, key_mask).mean().to(dtype) if out is None else out
+        return self.state.step(query, key, value, key_mask, self.dtype or value.dtype)[0]
 
     def crop(self, tokens: int | Int[Tensor, " batch"] | Sequence[int]) -> None:
         """Undo the last tokens, this many of every batch row or of each its own number, as if they had never come.

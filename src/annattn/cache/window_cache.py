@@ -109,17 +109,17 @@ class WindowCache:
 
         behind = first - self.shift
         leaving = cut(joined["mask"], behind) & cut(joined["mask"], first)
-        found = self.state.scan(query, cut(joined["key"], behind), cut(joined["value"], first), leaving)
         near_part = band_softmax(
             near_query, joined["near"], joined["value"], window=self.window, scale=self.scale, key_mask=joined["mask"]
         )
         dtype = near_part.mean.dtype
-        far, mass = found.mean().to(dtype), found.count.to(dtype) / self.state.hasher.tables
+        far, met = self.state.step(query, cut(joined["key"], behind), cut(joined["value"], first), leaving, dtype)
         kept = min(length, self.window + self.shift + self.state.history)
         # Copied, so that a long prompt does not stay.
         self._kept = {name: x.narrow(x.ndim // 2, length - kept, kept).clone() for name, x in joined.items()}
         self.tokens += count
         self._undoable = min(self.state.history, self._undoable + count)
+        mass = met.to(dtype) / self.state.hasher.tables
         return combined(near_part, far, mass, gate, self.combine).to(value.dtype)
 
     def crop(self, tokens: int) -> None:

@@ -82,8 +82,10 @@ class Tables(ABC):
         self.add(key_codes, value, kept)
         return self.read(query_codes)
 
-    def decode(self, hasher: Hasher, query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor | None:
-        """Add one token and give what the queries of the next read, divided; None if `add` and `read` have to do it."""
+    def decode(
+        self, hasher: Hasher, query: Tensor, key: Tensor, value: Tensor, kept: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor] | None:
+        """Hash one token per batch row, `step`, and divide: the mean and the count; None if that is not one kernel."""
         return None
 
     @abstractmethod

@@ -90,7 +90,7 @@ class AnnaLayer(CacheLayerMixin):
         assert self.state is not None
         took_part = torch.ones_like(key[:, 0, :, 0], dtype=torch.bool) if new is None else new
         self.took_part = torch.cat([self.took_part, took_part], 1)[:, -self.history :]
-        return self.state.scan(query, key, value, new).mean().to(value.dtype)
+        return self.state.step(query, key, value, new, value.dtype)[0]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Masks cover all tokens, from the first."""

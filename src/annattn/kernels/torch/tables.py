@@ -8,9 +8,10 @@ from torch import Tensor
 from annattn.kernels.tables import MOST_LISTED, ROW, Layout, Tables, expand
 from annattn.lsh import IGNORED, NO_BUCKET
 
-__all__ = ["TorchTables", "fill_tables", "read_tables"]
+__all__ = ["DENSE", "TorchTables", "fill_tables", "read_tables"]
 
-_DENSE = 2**14  # a table of more buckets has rows for those that occur
+DENSE = 2**14
+"""A table of more buckets has rows for those that occur."""
 
 
 def fill_tables(sums: Tensor, counts: Tensor, slots: Tensor, value: Tensor, keep_newest: bool) -> None:
@@ -52,7 +53,7 @@ class TorchTables(Tables):
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
         batch, heads, tables, device = layout.batch, layout.heads, layout.tables, layout.device
-        self._dense = layout.buckets <= _DENSE
+        self._dense = layout.buckets <= DENSE
         # (head of all, table, code) of the buckets that occur, if not every one has a row.
         self._slots: dict[tuple[int, int, int], int] = {}
         size = 1 + (batch * heads * tables * layout.buckets if self._dense else 0)
@@ -65,6 +66,19 @@ class TorchTables(Tables):
             self._codes = torch.zeros(batch, heads, 0, tables, dtype=torch.int64, device=device)
             self._late = torch.zeros(batch, heads, 0, layout.width, dtype=self._kind, device=device)
         self._lengths, self._recent = [0] * batch, [0] * batch
+
+    @classmethod
+    def holding(
+        cls, layout: Layout, sums: Tensor, counts: Tensor, lost: Tensor, codes: Tensor, late: Tensor,
+        lengths: list[int], recent: list[int],
+    ) -> "TorchTables":  # fmt: skip
+        """Dense tables on rows that are there already."""
+        made = cls.__new__(cls)
+        Tables.__init__(made, layout)
+        made._dense, made._slots, made._kind = True, {}, sums.dtype
+        made._sums, made._counts, made._lost, made._codes, made._late = sums, counts, lost, codes, late
+        made._lengths, made._recent = lengths, recent
+        return made
 
     @property
     def lengths(self) -> list[int]:
@@ -220,7 +234,7 @@ class TorchTables(Tables):
         twin.layout = type(self.layout)(**{**vars(self.layout), "batch": len(rows)})
         if same:
             twin._slots = dict(self._slots)
-            twin._sums, twin._counts = self._sums.clone(), self._counts.clone()
+            twin._sums, twin._counts, twin._lost = self._sums.clone(), self._counts.clone(), self._lost.clone()
         twin._lengths, twin._recent = list(twin._lengths), list(twin._recent)
         return twin
 

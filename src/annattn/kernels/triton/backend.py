@@ -14,6 +14,7 @@ from annattn.kernels.dispatch import asked_for
 from annattn.kernels.interface import NOT_FOUND, Call, GradientInputs, Order, SumInputs
 from annattn.kernels.tables import Layout, Tables
 from annattn.kernels.torch.backend import TorchBackend
+from annattn.kernels.torch.tables import DENSE, TorchTables
 from annattn.lsh import CrossPolytope, Hasher, Hyperplane
 
 __all__ = ["AtomicTritonBackend", "TritonBackend"]
@@ -119,7 +120,7 @@ class TritonBackend(TorchBackend):
         """See `Backend`."""
         from annattn.kernels.triton.decode import TritonTables
 
-        return TritonTables(layout)
+        return TritonTables(layout) if layout.buckets <= DENSE else TorchTables(layout)
 
 
 class AtomicTritonBackend(TritonBackend):
