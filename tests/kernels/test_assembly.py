@@ -45,7 +45,7 @@ def test_nothing_spills_and_shared_memory_is_within_the_limit(assembled):
 
 
 def test_every_binary_that_calls_ask_for_is_among_them(assembled, monkeypatch):
-    from annattn.kernels.triton import assembly, atomic, decode, hashing, outer, sums
+    from annattn.kernels.triton import assembly, atomic, band, decode, hashing, outer, sums
 
     asked = {}
 
@@ -54,7 +54,7 @@ def test_every_binary_that_calls_ask_for_is_among_them(assembled, monkeypatch):
             found = assembly.configuration(kernel, arguments, warps, **constants)
             asked[found.kernel, json.dumps([found.types, found.constants, found.warps])] = True
 
-    for module in (atomic, decode, hashing, outer, sums):
+    for module in (atomic, band, decode, hashing, outer, sums):
         monkeypatch.setattr(module, "launch", note)
     monkeypatch.setattr(torch, "empty", torch.zeros)  # what no kernel fills is read all the same
     monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
@@ -69,9 +69,13 @@ def test_every_binary_that_calls_ask_for_is_among_them(assembled, monkeypatch):
                     for is_causal in (False, True):
                         aa.anna_attention(query, key, value, hasher, is_causal=is_causal).sum().backward()
                     aa.latest_match_attention(query, key, value, hasher).sum().backward()
-        with use_backend(backend):
-            cache = aa.BucketCache(aa.lsh.Hyperplane(24).sample(tables=3, hashes=5), value_dim=80, history=0)
-            cache.step(*(torch.randn(1, 1, 1, d) for d in (24, 24, 80)))
+                    aa.window_attention(query, key, value, hasher, window=3).sum().backward()
+            for hashes in (5, 12):
+                narrow = aa.lsh.Hyperplane(24).sample(tables=3, hashes=hashes)
+                token = [torch.randn(1, 1, 1, d).to(dtype) for d in (24, 24, 80)]
+                with use_backend(backend):
+                    aa.BucketCache(narrow, value_dim=80).step(*token)
+                    aa.WindowCache(narrow, value_dim=80, window=2).step(*token)
     assert {kernel for kernel, _ in asked} == {one["configuration"]["kernel"] for one in assembled} - {
         "_hash_rotations"
     }

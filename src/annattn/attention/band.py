@@ -10,6 +10,7 @@ from annattn.attention.band_fused import FusedBand, fused_runs
 from annattn.attention.inputs import accumulator, ungrouped
 from annattn.attention.packed import Documents
 from annattn.attention.partial_softmax import Partial
+from annattn.kernels import BandInputs, band
 
 __all__ = ["band_softmax"]
 
@@ -31,8 +32,8 @@ def band_softmax(
     """softmax(scale · q_i·k_j) v_j over the keys less than `window` places before i, or on both sides of it.
 
     The last query is aligned with the last key. `scale` is 1/√dim unless given. Time and memory grow as n · window.
-    On CPUs torch's fused attention computes the blocks; under a compiler or a transform of torch, and on other
-    devices, they are matrix products.
+    On CPUs torch's fused attention computes the blocks, and on GPUs a kernel of Triton, where there is one; under a
+    compiler or a transform of torch, and on other devices, they are matrix products.
 
     >>> x = torch.randn(1, 1, 5, 4)
     >>> near = band_softmax(x, x, x, window=5)
@@ -45,7 +46,11 @@ def band_softmax(
         empty = query.new_full((batch, heads, n), -torch.inf, dtype=dtype)
         return Partial(query.new_zeros(batch, heads, n, width, dtype=dtype), empty)
     scale = 1 / math.sqrt(dim) if scale is None else scale
-    band = Band(n, m, window, 0 if is_causal else window - 1)
+    numbers = (None, None) if documents is None else (documents.query, documents.key)
+    found = band(BandInputs(query, key, value, window, scale, is_causal, key_mask, *numbers))
+    if found is not None:
+        return Partial(*found)
+    whole = Band(n, m, window, 0 if is_causal else window - 1)
     # Half precision would round the scores; what autocast thinks of matrix products does not matter here.
     with torch.autocast(query.device.type, enabled=False):
         query, key, value = (x.to(dtype) for x in (query, key, value))
@@ -53,8 +58,8 @@ def band_softmax(
             hidden = ~key_mask[:, None, :, None]  # zero, since even NaN must not matter
             key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
         if fused_runs(query, key, value):
-            return Partial(*FusedBand.apply(query, key, value, band, scale, key_mask, documents))
-        blocks = band.cut(max(_LEAST_BLOCK, min(window, _LARGEST_BLOCK)))
+            return Partial(*FusedBand.apply(query, key, value, whole, scale, key_mask, documents))
+        blocks = whole.cut(max(_LEAST_BLOCK, min(window, _LARGEST_BLOCK)))
         return _by_products(query * scale, key, value, blocks, blocks.seen(key_mask, documents, query.device))
 
 

@@ -1,8 +1,9 @@
 """Bucket operations: sums and newest members of hash buckets, as torch ops over interchangeable backends."""
 
+from annattn.kernels.band import band
 from annattn.kernels.codes import nan_targets
 from annattn.kernels.dispatch import BACKENDS, choose, use_backend
-from annattn.kernels.interface import GRADIENTS, NOT_FOUND, Backend, Call, GradientInputs, Order, SumInputs
+from annattn.kernels.interface import GRADIENTS, NOT_FOUND, Backend, BandInputs, Call, GradientInputs, Order, SumInputs
 from annattn.kernels.ops import (
     bucket_attention,
     bucket_mean,
@@ -25,12 +26,14 @@ __all__ = [
     "GRADIENTS",
     "NOT_FOUND",
     "Backend",
+    "BandInputs",
     "Call",
     "GradientInputs",
     "Layout",
     "Order",
     "SumInputs",
     "Tables",
+    "band",
     "bucket_attention",
     "bucket_mean",
     "bucket_sum",

@@ -22,6 +22,7 @@ __all__ = [
     "GRADIENTS",
     "NOT_FOUND",
     "Backend",
+    "BandInputs",
     "Call",
     "GradientInputs",
     "Operation",
@@ -37,7 +38,16 @@ NOT_FOUND = -1
 """The position `newest` gives where a bucket holds nothing."""
 
 Operation = Literal[
-    "hash", "equal_rows", "bucket_sum", "bucket_mean", "newest", "newest_mean", "gradient", "newest_gradient", "tables"
+    "hash",
+    "equal_rows",
+    "bucket_sum",
+    "bucket_mean",
+    "newest",
+    "newest_mean",
+    "gradient",
+    "newest_gradient",
+    "tables",
+    "band",
 ]
 
 
@@ -171,6 +181,25 @@ class GradientInputs:
             raise InputError("query heads", given=query[1], expected=f"a multiple of the {key[1]} key heads")
 
 
+@dataclass(frozen=True)
+class BandInputs:
+    """What softmax over a band of keys is made from; the last query is aligned with the last key.
+
+    Query i sees the keys less than `window` places before it, and if not `is_causal` after it, that have the number of
+    its document and that `key_mask` (batch, keys) lets take part.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    window: int
+    scale: float
+    is_causal: bool
+    key_mask: Tensor | None = None
+    query_documents: Tensor | None = None
+    key_documents: Tensor | None = None
+
+
 class Backend(ABC):
     """The bucket operations on one kind of device.
 
@@ -231,6 +260,22 @@ class Backend(ABC):
     def few_rows(self, hasher: Hasher) -> Callable[..., list[Tensor]]:
         """The same codes as `hash_rows`, of each of several inputs, for a hasher that hashes a few rows many times."""
         return partial(_hash_each, self, hasher)
+
+    has_band = False
+    """Whether `band` and `band_gradient` are written here; `attention.band` does without."""
+
+    def band(self, inputs: BandInputs) -> tuple[Tensor, Tensor]:
+        """softmax(scale · q_i·k_j) v_j over the keys seen, and log Σ_j exp(scale · q_i·k_j), in float32.
+
+        Where nothing is seen these are zero and -inf.
+        """
+        raise NotImplementedError
+
+    def band_gradient(
+        self, inputs: BandInputs, out: Tensor, level: Tensor, grad: Tensor, grad_level: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of `band` for queries, keys and values, in their dtypes."""
+        raise NotImplementedError
 
     @abstractmethod
     def make_tables(self, layout: Layout) -> Tables:

@@ -21,8 +21,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from annattn.kernels.interface import GradientInputs, Order, Slope, SumInputs
-from annattn.kernels.triton import atomic, decode, hashing, launch, outer, sums
+from annattn.kernels.interface import BandInputs, GradientInputs, Order, Slope, SumInputs
+from annattn.kernels.triton import atomic, band, decode, hashing, launch, outer, sums
 from annattn.kernels.triton.backend import AtomicTritonBackend, TritonBackend
 from annattn.lsh import CrossPolytope, Hyperplane
 
@@ -83,7 +83,7 @@ def configurations() -> dict[Configuration, launch.Kernel]:
         assert 0 not in programs
         found[configuration(kernel, arguments, warps, **constants)] = kernel
 
-    modules: tuple[Any, ...] = (atomic, decode, hashing, outer, sums)
+    modules: tuple[Any, ...] = (atomic, band, decode, hashing, outer, sums)
     before = [module.launch for module in modules]
     try:
         for module in modules:
@@ -119,6 +119,13 @@ def _calls() -> Iterator[Callable[[], object]]:
         count = torch.ones(1, 1, 2, dtype=torch.int64)
         gradient = GradientInputs(value, value, value, value, value, count, Slope(0.5), Order.ALL, codes, codes, 1)
         yield lambda gradient=gradient: backend.query_key_gradient(gradient)
+        if dtype != torch.float64:
+            for n in (1, 17):
+                rows = torch.zeros(1, 1, n, 4, dtype=dtype)
+                near = BandInputs(rows, rows, rows, 1, 1.0, True)
+                yield lambda near=near: backend.band(near)
+            wide = rows.float()
+            yield lambda near=near, wide=wide: backend.band_gradient(near, wide, wide[..., 0], wide, None)
     yield from decode.every_kind()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from annattn.kernels.codes import nan_targets
 from annattn.kernels.dispatch import asked_for
-from annattn.kernels.interface import NOT_FOUND, Call, GradientInputs, Order, SumInputs
+from annattn.kernels.interface import NOT_FOUND, BandInputs, Call, GradientInputs, Order, SumInputs
 from annattn.kernels.tables import Layout, Tables
 from annattn.kernels.torch.backend import TorchBackend
 from annattn.kernels.torch.tables import DENSE, TorchTables
@@ -29,6 +29,7 @@ class TritonBackend(TorchBackend):
     """Kernels for NVIDIA GPUs from sm_80; results are the same to the bit in every run."""
 
     name = "triton"
+    has_band = True
 
     def missing(self) -> str | None:
         """See `Backend`."""
@@ -56,6 +57,8 @@ class TritonBackend(TorchBackend):
             reasons.append(f"more than {_MOST_ROWS:,} rows")
         if call.operation == "hash":
             reasons += _hash_reasons(call)
+        elif call.operation == "band" and call.dtype not in _HASHED:
+            reasons.append(f"a window of {call.dtype} is not compiled: only float32, float16 and bfloat16 are")
         elif call.operation != "equal_rows" and call.dtype not in (*_SUMMED, torch.int64):
             reasons.append(f"{call.dtype} is not compiled")
         if call.slope is not None and call.slope.constant is None:
@@ -115,6 +118,20 @@ class TritonBackend(TorchBackend):
         assert inputs.query_codes is not None
         assert inputs.key_codes is not None
         return constant_gradient(inputs, inputs.query_codes, inputs.key_codes, inputs.order, inputs.buckets)
+
+    def band(self, inputs: BandInputs) -> tuple[Tensor, Tensor]:
+        """See `Backend`."""
+        from annattn.kernels.triton.band import attend_band
+
+        return attend_band(inputs)
+
+    def band_gradient(
+        self, inputs: BandInputs, out: Tensor, level: Tensor, grad: Tensor, grad_level: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Backend`."""
+        from annattn.kernels.triton.band import band_gradient
+
+        return band_gradient(inputs, out, level, grad, grad_level)
 
     def make_tables(self, layout: Layout) -> Tables:
         """See `Backend`."""
