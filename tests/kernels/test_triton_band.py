@@ -87,17 +87,28 @@ def test_the_band_and_its_gradients_equal_the_dense_formula(case):
 @pytest.mark.parametrize(("is_causal", "shift"), [(False, 0), (True, 0), (True, 1)])
 def test_the_whole_layer_and_its_gradients_equal_the_torch_backend(combine, is_causal, shift):
     generator = torch.Generator().manual_seed(0)
-    rows = [torch.randn(1, h, 12, d, generator=generator).requires_grad_() for h, d in ((2, 4), (1, 4), (1, 3))]
+    query, key, value = (
+        torch.randn(1, h, 12, d, generator=generator).requires_grad_() for h, d in ((2, 4), (1, 4), (1, 3))
+    )
     gate = torch.tensor([0.5, -1.0], requires_grad=True)
     mask = torch.rand(1, 12, generator=generator) < 0.9
     hasher, found = Hyperplane(4).sample(tables=2, hashes=2), []
     for backend in ("torch", "triton"):
         with use_backend(backend):
             out = aa.window_attention(
-                *rows, hasher, window=4, is_causal=is_causal, shift=shift, combine=combine, gate=gate, key_mask=mask
+                query,
+                key,
+                value,
+                hasher,
+                window=4,
+                is_causal=is_causal,
+                shift=shift,
+                combine=combine,
+                gate=gate,
+                key_mask=mask,
             )
             pull = torch.arange(out.numel()).reshape(out.shape) % 7 - 3.0
-            found.append((out, *torch.autograd.grad((out * pull).sum(), (*rows, gate))))
+            found.append((out, *torch.autograd.grad((out * pull).sum(), (query, key, value, gate))))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
         assert a.abs().max() > 1e-2
