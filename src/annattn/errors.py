@@ -12,6 +12,7 @@ __all__ = [
     "InputError",
     "LeastMemoryError",
     "LimitError",
+    "NoMemoryError",
     "OutboxError",
     "PartnersError",
     "PlanError",
@@ -63,6 +64,10 @@ class BackendError(AnnattnError, RuntimeError):
 
 class RankError(AnnattnError, RuntimeError):
     """Another rank of a process group raised, ended or stopped answering: says which, and what to do."""
+
+
+class NoMemoryError(AnnattnError, MemoryError):
+    """Something does not fit in memory; the message says what, and what to make smaller."""
 
 
 class LeastMemoryError(InputError):

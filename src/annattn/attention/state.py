@@ -4,17 +4,18 @@ Everything ANNA does is to hash, to fill a state and to read one. A decode cache
 scan is a state that grows, and a sequence larger than memory, or cut among processes, is several states merged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import wraps
+from typing import Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from annattn.attention.inputs import accumulator, hash_inputs
 from annattn.attention.names import Names
-from annattn.checks import require_choice, require_count
-from annattn.errors import InputError
+from annattn.checks import LARGEST_COUNT, require_choice, require_count
+from annattn.errors import InputError, NoMemoryError
 from annattn.kernels import Layout, Order, bucket_sum, check_saved, choose, hash_call, nan_targets, newest, tables_call
 from annattn.lsh import IGNORED, Hasher
 
@@ -22,7 +23,31 @@ __all__ = ["BucketState", "Keep", "Reading"]
 
 Keep = Literal["sum", "newest"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _ANY_CODE = 2**62  # of tuples that are numbered, there are fewer
+_MOST_HEADS = 2**20  # in the whole batch: even an empty one takes a kilobyte
+_NO_MEMORY = ("allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
+
+
+def _in_memory(method: Callable[P, R]) -> Callable[P, R]:
+    """The method, but what does not fit in memory is said in a sentence, whichever library found out."""
+
+    @wraps(method)
+    def said(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except (MemoryError, RuntimeError) as error:
+            ran_out = isinstance(error, MemoryError) or any(word in str(error) for word in _NO_MEMORY)
+            if isinstance(error, NoMemoryError) or not ran_out:
+                raise
+            raise NoMemoryError(
+                "hash tables do not fit in memory; take fewer tables, hashes, heads or batch rows, or a smaller "
+                "value_dim or history. Tables that were being changed may hold a part of it: reset or restore them"
+            ) from error
+
+    return said
 
 
 @dataclass(frozen=True)
@@ -57,6 +82,7 @@ class BucketState:
     >>> torch.testing.assert_close(out, aa.anna_attention(q, k, v, hasher))
     """
 
+    @_in_memory
     def __init__(
         self,
         hasher: Hasher,
@@ -70,8 +96,11 @@ class BucketState:
         require_choice("keep", keep, ("sum", "newest"))
         self.hasher: Hasher = hasher
         self.keep: Keep = keep
-        self.batch, self.heads = require_count("batch", batch), require_count("heads", heads)
-        self.value_dim, self.history = require_count("value_dim", value_dim), require_count("history", history, least=0)
+        self.batch = require_count("batch", batch, most=LARGEST_COUNT)
+        self.heads = require_count("heads", heads, most=LARGEST_COUNT)
+        require_count("batch times heads", self.batch * self.heads, most=_MOST_HEADS)
+        self.value_dim = require_count("value_dim", value_dim, most=LARGEST_COUNT)
+        self.history = require_count("history", history, least=0, most=LARGEST_COUNT)
         width = hasher.hashes * hasher.family.digits_per_hash
         self._names = Names(self.batch, width) if hasher.buckets is None else None
         layout = Layout(
@@ -99,6 +128,7 @@ class BucketState:
         """Bytes held by the tables."""
         return self._tables.nbytes + (0 if self._names is None else self._names.nbytes)
 
+    @_in_memory
     @torch.no_grad()
     def fill(self, key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> None:
         """Put keys and values (batch, heads, n, dim) into their buckets; masked ones leave no trace."""
@@ -121,6 +151,7 @@ class BucketState:
         reading = self.scan(query, key, value, key_mask)
         return reading.mean().to(dtype), reading.count
 
+    @_in_memory
     @torch.no_grad()
     def scan(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> Reading:
         """Continue a causal scan from here: each query finds all keys put in before, and the new ones up to its own."""
@@ -174,6 +205,7 @@ class BucketState:
                 )
         self._tables.crop(list(tokens))
 
+    @_in_memory
     def twin(self, rows: Sequence[int] | None = None) -> "BucketState":
         """A state of its own that holds the same, or these batch rows of it; copied only where the two come to differ.
 
@@ -198,6 +230,7 @@ class BucketState:
         same = (self.hasher, self.keep, self.heads, self.value_dim)
         return same == (other.hasher, other.keep, other.heads, other.value_dim)
 
+    @_in_memory
     def merge(self, later: "BucketState") -> "BucketState":
         """The state of this one's keys followed by those of `later`; associative, and changes neither.
 
@@ -223,6 +256,7 @@ class BucketState:
         merged._tables.merge(later._tables, names)
         return merged
 
+    @_in_memory
     def select(self, rows: Sequence[int | None]) -> None:
         """Make batch row b what row rows[b] was, or empty."""
         self._tables.select(rows)
@@ -233,6 +267,7 @@ class BucketState:
         """Everything stored, as tensors; the hasher is not part of it."""
         return {**self._tables.saved(), **({} if self._names is None else self._names.saved())}
 
+    @_in_memory
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over what `state_dict` of a state made like this one gave; on a mismatch nothing changes."""
         if not isinstance(state, dict):

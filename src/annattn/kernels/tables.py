@@ -1,7 +1,7 @@
 """Tables that live on, as a state of attention holds them: what a backend promises of them, and how they are saved."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,8 @@ SINGLE, LIST, ROW = 1, 2, 3
 
 MOST_LISTED = 3
 """Members of a bucket that are kept as a list; a bucket of more is a row."""
+
+_MANY = 2**14  # buckets looked at together when tables are loaded, so that this takes little memory beside them
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,8 @@ def check_saved(layout: Layout, saved: dict[str, Tensor]) -> None:
         raise InputError("state", given=sorted(map(str, saved)), expected=f"the entries {sorted(formats)}")
     for name, (shape, dtypes) in formats.items():
         tensor = saved[name]
-        fits = isinstance(tensor, Tensor) and tensor.ndim == len(shape) and tensor.dtype in dtypes
+        plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
+        fits = plain and tensor.ndim == len(shape) and tensor.dtype in dtypes
         if not fits or any(wanted not in (-1, found) for wanted, found in zip(shape, tensor.shape, strict=True)):
             given = f"{tuple(tensor.shape)} {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
             wanted = ", ".join("any" if size == -1 else str(size) for size in shape)
@@ -152,10 +155,6 @@ def check_saved(layout: Layout, saved: dict[str, Tensor]) -> None:
                 hint="load into a cache with the same hasher, batch, heads, value_dim and mechanism",
             )
 
-    def require(holds: bool | Tensor, name: str, expected: str) -> None:
-        if not bool(holds):
-            raise InputError(f"state[{name!r}]", given="numbers that cannot be", expected=expected)
-
     here = {
         name: tensor.cpu()
         for name, tensor in saved.items()
@@ -164,65 +163,89 @@ def check_saved(layout: Layout, saved: dict[str, Tensor]) -> None:
     held, recent = here["held"].flatten(0, 1), here["recent"]
     # Below the largest length first: then no sum can wrap around.
     longest = max(len(tensor) for tensor in saved.values())
-    require(((held >= 0) & (held <= longest)).all(), "held", "how many of each there are")
+    _require(((held >= 0) & (held <= longest)).all(), "held", "how many of each there are")
     for place, names in enumerate((("bucket_codes", "bucket_tables", "bucket_kinds"), ("values",), ("lists",))):
         for name in names:
-            require(held[:, place].sum() == len(saved[name]), name, "as many as `held` says")
+            _require(held[:, place].sum() == len(saved[name]), name, "as many as `held` says")
     for name in ("sums", "counts"):
-        require(held[:, 3].sum() == len(saved[name]), name, "as many as `held` says")
-    codes, table, kinds = here["bucket_codes"], here["bucket_tables"].long(), here["bucket_kinds"].long()
-    owner = torch.arange(len(held), device="cpu").repeat_interleave(held[:, 0])
-    require(((codes >= 0) & (codes < layout.buckets)).all(), "bucket_codes", f"codes below {layout.buckets}")
-    require(((table >= 0) & (table < layout.tables)).all(), "bucket_tables", f"tables below {layout.tables}")
-    kind, number = kinds & 3, kinds >> 2
-    most = held.gather(1, torch.tensor([[0, 1, 2, 3]], device="cpu").expand_as(held))[owner]
-    limit = most.gather(1, kind[:, None].clamp(min=1))[:, 0] if len(kind) else number
-    require(((kinds > 0) & (kind > 0) & (number < limit)).all(), "bucket_kinds", "values, lists and rows of the head")
-    place = owner * layout.tables + table
-    order = torch.argsort(codes, stable=True)
-    order = order[torch.argsort(place[order], stable=True)]
-    twice = (codes[order][1:] == codes[order][:-1]) & (place[order][1:] == place[order][:-1])
-    require(not twice.any(), "bucket_codes", "each bucket once")
-    for which, column in ((LIST, 2), (ROW, 3)):
-        start = (held[:, column].cumsum(0) - held[:, column])[owner[kind == which]]
-        used = torch.bincount(start + number[kind == which], minlength=int(held[:, column].sum()))
-        require((used == 1).all(), "bucket_kinds", "each list and each row of one bucket")
-    lists, counts = here["lists"].long(), here["counts"]
-    size, members = lists[:, 0], lists[:, 1:]
-    values = held[:, 1].repeat_interleave(held[:, 2])[:, None]
-    listed = torch.arange(MOST_LISTED, device="cpu") < size[:, None]
-    require(((size >= 2) & (size <= MOST_LISTED)).all(), "lists", f"2 to {MOST_LISTED} members")
-    require((~listed | ((members >= 0) & (members < values))).all(), "lists", "members that are values of the head")
-    require((counts >= 1).all(), "counts", "positive numbers")
+        _require(held[:, 3].sum() == len(saved[name]), name, "as many as `held` says")
+    starts = held.cumsum(0) - held
+    for head, first in zip(held.tolist(), starts.tolist(), strict=True):
+        mine = slice(first[0], first[0] + head[0])
+        codes, table, kinds = (here[f"bucket_{what}"][mine] for what in ("codes", "tables", "kinds"))
+        _check_buckets(layout, codes, table, kinds, head)
+    lists, counts = here["lists"], here["counts"]
+    size, members = lists[:, :1], lists[:, 1:]
+    values = held[:, 1].int().repeat_interleave(held[:, 2])[:, None]
+    listed = torch.arange(MOST_LISTED, device="cpu") < size
+    _require(((size >= 2) & (size <= MOST_LISTED)).all(), "lists", f"2 to {MOST_LISTED} members")
+    _require((~listed | ((members >= 0) & (members < values))).all(), "lists", "members that are values of the head")
+    _require((counts >= 1).all(), "counts", "positive numbers")
     if layout.keep_newest:
-        require(not len(lists) and (counts == 1).all(), "counts", "one newest value per bucket")
-    require(((recent >= 0) & (recent <= layout.history)).all(), "recent", f"at most the history of {layout.history}")
-    require((here["lengths"] >= recent).all(), "lengths", "at least as many as are recent")
+        _require(not len(lists) and (counts == 1).all(), "counts", "one newest value per bucket")
+    _require(((recent >= 0) & (recent <= layout.history)).all(), "recent", f"at most the history of {layout.history}")
+    _require((here["lengths"] >= recent).all(), "lengths", "at least as many as are recent")
     for name in ("recent_codes", "recent_values"):
-        require(recent.sum() == len(saved[name]), name, "as many as `recent` says")
+        _require(recent.sum() == len(saved[name]), name, "as many as `recent` says")
     late = saved["recent_codes"].cpu()
     lost = late == NO_BUCKET
-    require(((late >= 0) & (late < layout.buckets) | lost).all(), "recent_codes", f"codes below {layout.buckets}")
-    require((lost.all(-1) == lost.any(-1)).all(), "recent_codes", "tokens lost in all tables or in none")
+    _require(((late >= 0) & (late < layout.buckets) | lost).all(), "recent_codes", f"codes below {layout.buckets}")
+    _require((lost.all(-1) == lost.any(-1)).all(), "recent_codes", "tokens lost in all tables or in none")
 
 
-def expand(layout: Layout, saved: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """What was saved, bucket by bucket: (head of all, table, code), the sum in float64 and the count."""
+def _require(holds: bool | Tensor, name: str, expected: str) -> None:
+    if not bool(holds):
+        raise InputError(f"state[{name!r}]", given="numbers that cannot be", expected=expected)
+
+
+def _check_buckets(layout: Layout, codes: Tensor, table: Tensor, kinds: Tensor, held: list[int]) -> None:
+    """`check_saved` for one head, which has as many buckets, values, lists and rows as `held` says."""
+    _require(((codes >= 0) & (codes < layout.buckets)).all(), "bucket_codes", f"codes below {layout.buckets}")
+    _require(((table >= 0) & (table < layout.tables)).all(), "bucket_tables", f"tables below {layout.tables}")
+    seen = 0
+    for which in (SINGLE, LIST, ROW):
+        number = kinds[kinds & 3 == which] >> 2
+        seen += len(number)
+        there = ((number >= 0) & (number < held[which])).all()
+        _require(there, "bucket_kinds", "values, lists and rows of the head")
+        if which != SINGLE:
+            used = torch.zeros(held[which], dtype=torch.bool, device="cpu")
+            used[number.long()] = True
+            _require(len(number) == len(used) and used.all(), "bucket_kinds", "each list and each row of one bucket")
+    _require(seen == len(kinds), "bucket_kinds", "values, lists and rows of the head")
+    for one in range(layout.tables if len(codes) > _MANY else 1):
+        # Of many buckets table by table, and of few at once, by table and code.
+        mine = codes[table == one] if len(codes) > _MANY else torch.stack([table.long(), codes], -1)
+        _require(len(torch.unique(mine, dim=0)) == len(mine), "bucket_codes", "each bucket once")
+
+
+def expand(layout: Layout, saved: dict[str, Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """What was saved, some buckets at a time: (head of all, table, code), the sum in float64 and the count."""
     held = saved["held"].flatten(0, 1)
-    owner = torch.arange(len(held), device=held.device).repeat_interleave(held[:, 0])
-    starts = (held.cumsum(0) - held)[owner]
-    kind, number = saved["bucket_kinds"].long() & 3, saved["bucket_kinds"].long() >> 2
-    sums = torch.zeros(len(owner), layout.width, dtype=torch.float64, device=held.device)
-    counts = torch.ones(len(owner), dtype=torch.int64, device=held.device)
-    values = saved["values"].double()
+    begin = held.cumsum(0) - held
+    for head in range(len(held)):
+        for first in range(0, int(held[head, 0]), _MANY):
+            last = min(first + _MANY, int(held[head, 0]))
+            yield _expand(
+                layout, saved, head, slice(first + int(begin[head, 0]), last + int(begin[head, 0])), begin[head]
+            )
+
+
+def _expand(
+    layout: Layout, saved: dict[str, Tensor], head: int, part: slice, begin: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`expand` for a part of the buckets of one head, whose values, lists and rows begin there."""
+    kinds, table, codes = (saved[f"bucket_{name}"][part].long() for name in ("kinds", "tables", "codes"))
+    kind, number = kinds & 3, kinds >> 2
+    sums = torch.zeros(len(kinds), layout.width, dtype=torch.float64, device=kinds.device)
+    counts = torch.ones_like(codes)
     single, listed, rows = (kind == which for which in (SINGLE, LIST, ROW))
-    sums[single] = values[starts[single, 1] + number[single]]
-    sums[rows], counts[rows] = (saved[name][starts[rows, 3] + number[rows]] for name in ("sums", "counts"))
-    lists = saved["lists"][starts[listed, 2] + number[listed]].long()
+    sums[single] = saved["values"][begin[1] + number[single]].double()
+    sums[rows], counts[rows] = (saved[name][begin[3] + number[rows]] for name in ("sums", "counts"))
+    lists = saved["lists"][begin[2] + number[listed]].long()
     counts[listed] = lists[:, 0]
-    for place in range(MOST_LISTED):
+    for place in range(MOST_LISTED if len(lists) else 0):
         more = place < lists[:, 0]
-        at = torch.where(more, starts[listed, 1] + lists[:, 1 + place], 0)
-        sums[listed] += torch.where(more[:, None], values[at], 0) if len(values) else 0
-    names = torch.stack([owner, saved["bucket_tables"].long(), saved["bucket_codes"]], -1)
-    return names, sums, counts
+        values = saved["values"][begin[1] + torch.where(more, lists[:, 1 + place], 0)].double()
+        sums[listed] += torch.where(more[:, None], values, 0)
+    return torch.stack([torch.full_like(codes, head), table, codes], -1), sums, counts

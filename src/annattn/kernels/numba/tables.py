@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from annattn.errors import InputError
+from annattn.errors import InputError, NoMemoryError
 from annattn.kernels.numba import bucket_store as store
 from annattn.kernels.numba import memory
 from annattn.kernels.numba.threads import pieces_of, run_pieces
@@ -19,6 +19,7 @@ __all__ = ["NumbaTables"]
 _FIRST_PLACES = 8  # of a table with keys
 _CROWDED = 12  # members per bucket, from which on nearly every bucket is a row: then values are not even kept
 _MANY = 64  # tokens at once, for which room is made in larger steps
+_MOST = 2**29  # rows of an array: 4 · number + kind is an int32
 _HUGE = 2**22  # bytes; NumPy asks for huge pages for new arrays of at least so many, and only for those
 _WORTH_LISTING = 8  # columns from which on a list takes less than a row
 
@@ -478,6 +479,8 @@ _ONES = np.ones(1, np.bool_)
 
 def _lengthen(head: _Head, names: Sequence[str], length: int) -> None:
     """Give arrays more rows."""
+    if length > _MOST:
+        raise NoMemoryError(f"one head of a cache holds at most {_MOST:,} values, lists or rows")
     for name in names:
         array = getattr(head, name)
         if length * array.itemsize * int(np.prod(array.shape[1:])) < _HUGE:

@@ -308,17 +308,19 @@ class TorchTables(Tables):
     def load(self, saved: dict[str, Tensor]) -> None:
         """See `Tables`."""
         layout, device = self.layout, self.layout.device
-        names, sums, counts = expand(layout, {name: tensor.detach().cpu() for name, tensor in saved.items()})
         fresh = TorchTables(layout)
-        if self._dense:
+        if not self._dense:
+            buckets = len(saved["bucket_codes"])
+            fresh._sums = fresh._sums.new_zeros(1 + buckets, layout.width)
+            fresh._counts = fresh._counts.new_zeros(1 + buckets)
+        for names, sums, counts in expand(layout, {name: tensor.detach().cpu() for name, tensor in saved.items()}):
             slots = (names[:, 0] * layout.tables + names[:, 1]) * layout.buckets + names[:, 2] + 1
-        else:
-            fresh._slots = {(o, t, c): at + 1 for at, (o, t, c) in enumerate(names.tolist())}
-            slots = torch.arange(1, len(names) + 1, device="cpu")
-            fresh._sums = fresh._sums.new_zeros(1 + len(names), layout.width)
-            fresh._counts = fresh._counts.new_zeros(1 + len(names))
-        fresh._sums[slots.to(device)] = sums.to(device, fresh._kind)
-        fresh._counts[slots.to(device)] = counts.to(device)
+            if not self._dense:
+                first = len(fresh._slots) + 1
+                fresh._slots.update(((o, t, c), first + at) for at, (o, t, c) in enumerate(names.tolist()))
+                slots = torch.arange(first, first + len(names), device="cpu")
+            fresh._sums[slots.to(device)] = sums.to(device, fresh._kind)
+            fresh._counts[slots.to(device)] = counts.to(device)
         fresh._lost = saved["lost"].to(device, copy=True)
         fresh._lengths, recent = saved["lengths"].tolist(), saved["recent"].tolist()
         longest = max(recent, default=0)
