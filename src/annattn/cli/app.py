@@ -19,6 +19,7 @@ COMMANDS = {
     "distill": "Teach a sentence encoder of transformers to attend by ANNA.",
     "sweep": "Measure a trained model over numbers of tables and hashes.",
     "reproduce": "Train from scratch, measure, and write tables and figures.",
+    "compare": "Train every efficient attention on the same tasks, and compare.",
     "mpc": "Run massively parallel protocols under enforced limits.",
     "theorems": "Build what the paper's theorems promise, and measure it.",
     "data": "Get a corpus of real text, and check it.",

@@ -9,6 +9,7 @@ from annattn.cli.demo import measure
 from annattn.cli.terminal import Integer, JsonFlag, print_json, print_line
 from annattn.errors import InputError
 from annattn.report import Settings, page, read_results, write_file
+from annattn.report.comparison import read_comparison
 from annattn.report.page import headlines
 
 __all__ = ["report"]
@@ -18,6 +19,7 @@ def report(
     *,
     output: Path = Path("report.html"),
     source: Annotated[Path | None, Parameter(name="--from")] = None,
+    comparison: Path | None = None,
     seed: Integer = 0,
     as_json: JsonFlag = False,
 ) -> None:
@@ -28,16 +30,20 @@ def report(
     Args:
         output: the page to write.
         source: a results file; without one everything is measured, which takes as long as the demo.
+        comparison: the comparison.json of `annattn compare`; the page then has a section with its table and frontier.
         seed: determines tokens, words and hash functions when measuring.
         as_json: print the path of the page and its headlines as JSON.
     """
+    compared = {} if comparison is None else {"comparison": read_comparison(comparison)}
     if source is None:
         results = measure(Settings(seed), output, show=False)
+        if compared:
+            write_file(page(results | compared), output)
     else:
         if output.resolve() == source.resolve():
             raise InputError("output", given=str(output), expected="another file than the results")
         results = read_results(source)
-        write_file(page(results), output)
+        write_file(page(results | compared), output)
     if as_json:
         print_json({"page": str(output.resolve()), "headlines": [list(one) for one in headlines(results)]})
     else:

@@ -10,6 +10,7 @@ from typing import Any
 from annattn.errors import InputError
 from annattn.measure import LABELS
 from annattn.report.chart import Axis, Line, chart
+from annattn.report.comparison import error_text, frontier_chart
 
 __all__ = ["headlines", "page", "percent", "power", "seconds", "times"]
 
@@ -33,6 +34,7 @@ def page(results: Mapping[str, Any]) -> str:
         loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
     environment.filters |= {"percent": percent, "seconds": seconds, "times": times, "power": power, "right": _right}
+    environment.filters["error_text"] = error_text
     environment.filters["count"] = "{:,}".format
     try:
         return environment.get_template("page.html").render(
@@ -41,6 +43,7 @@ def page(results: Mapping[str, Any]) -> str:
             labels=LABELS,
             speed_charts=[_speed_chart(results["speed"], width) for width in (760, 345)] if "speed" in results else [],
             error_charts=_error_charts(results["models"]) if "models" in results else [],
+            frontier_charts=_frontier_charts(results.get("comparison")),
             data=_for_script(results),
             css=(_FOLDER / "page.css").read_text(encoding="utf-8"),
             js=(_FOLDER / "page.js").read_text(encoding="utf-8"),
@@ -209,6 +212,14 @@ def _error_chart(title: str, layer: Mapping[str, Any]) -> str:
         width=345,
         height=290,
     )
+
+
+def _frontier_charts(comparison: Mapping[str, Any] | None) -> list[str]:
+    """Nothing unless the comparison was measured."""
+    if comparison is None:
+        return []
+    charts = (frontier_chart(comparison, is_causal=is_causal, width=760) for is_causal in (True, False))
+    return [svg for svg in charts if svg is not None]
 
 
 def _share_ticks(highest: float) -> Sequence[tuple[float, str]]:

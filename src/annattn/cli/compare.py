@@ -1,0 +1,143 @@
+"""`annattn compare`: every efficient attention on the same tasks."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn
+from rich.table import Table
+
+from annattn.checks import did_you_mean, require_choice
+from annattn.cli.terminal import Flag, JsonFlag, print_json, print_line, progress_bar, stderr_console, stdout_console
+from annattn.errors import InputError
+from annattn.experiments import Progress as Step
+from annattn.experiments.comparison import PROFILES, Profile, Run, next_runs, read_runs, run_one, summary
+from annattn.files import held, write_json, write_text
+from annattn.measure.contender_costs import LENGTHS, contender_costs
+from annattn.report.comparison import error_text, frontier_chart
+
+__all__ = ["compare"]
+
+
+def compare(
+    *names: str,
+    profile: Literal["small", "quick", "full"] = "quick",
+    folder: Path = Path("results/compare"),
+    minutes: float | None = None,
+    again: Flag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train every efficient attention on the same tasks, and print errors beside costs.
+
+    Each run writes one JSON file; runs that have one are not repeated, and a run that was stopped goes on where it was.
+    The same command in two terminals shares the runs. The profile quick takes under an hour on two cores that way,
+    small about a third of that, and full many nights; whatever has run is in the table, and the rest says so.
+
+    Example: annattn compare induction recall --profile small --folder results/compare
+
+    Args:
+        names: any of match2, induction, recall, sum, listops, k_hop and k_hop_16; by default all.
+        profile: the sizes, steps, learning rates and seeds.
+        folder: where runs, costs, table (JSON) and figures (SVG) go, in one folder per profile.
+        minutes: begin no run after this time; 0 trains nothing and prints what is there.
+        again: measure the costs again, even if they are there.
+        as_json: print the table as JSON.
+    """
+    chosen = PROFILES[profile]
+    for name in names:
+        require_choice("task", name, chosen.tasks, hint=did_you_mean(name, chosen.tasks))
+    if minutes is not None and not minutes >= 0:
+        raise InputError("--minutes", given=minutes, expected="a number of at least 0")
+    console, place = stderr_console(), folder / profile
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        _run_all(chosen, place, names or tuple(chosen.tasks), minutes, console)
+        costs = _costs(place, console, again=again)
+    except KeyboardInterrupt:
+        console.print(f"stopped; the same command continues from {place}", markup=False)
+        raise SystemExit(130) from None
+    found = {"profile": profile, **summary(chosen, read_runs(chosen, place)), "costs": costs}
+    write_json(found, place / "comparison.json")
+    for is_causal, name in ((True, "frontier_causal.svg"), (False, "frontier.svg")):
+        figure = frontier_chart(found, is_causal=is_causal, width=760, standalone=True)
+        if figure is not None:
+            write_text(figure, place / name)
+    if as_json:
+        print_json(found)
+        return
+    stdout_console().print(_error_table(found))
+    stdout_console().print(_cost_table(found))
+    print_line(f"{found['runs']} of {found['planned']} runs; table and figures: {place}")
+
+
+def _run_all(profile: Profile, place: Path, names: tuple[str, ...], minutes: float | None, console: Console) -> None:
+    """Every run that is left; those that another process is at are left to it."""
+    started = time.monotonic()
+    skipped: set[Run] = set()
+
+    def left() -> list[Run]:
+        todo = next_runs(profile, read_runs(profile, place))
+        return [run for run in todo if run.task in names and run not in skipped]
+
+    total = len(left())
+    with progress_bar(console, MofNCompleteColumn()) as progress:
+        line = progress.add_task("runs", total=total, note="")
+        while (todo := left()) and (minutes is None or time.monotonic() - started < 60 * minutes):
+            run, done = todo[0], max(0, total - len(todo))
+
+            def report(step: Step, run: Run = run, done: int = done) -> None:
+                note = f"{run.name}, step {step.step} of {step.steps}, error {step.error:.3f}"
+                progress.update(line, completed=done, note=note)
+
+            if run_one(profile, run, place, report) is None:
+                skipped.add(run)
+            progress.update(line, completed=done + 1)
+
+
+def _costs(place: Path, console: Console, *, again: bool) -> dict[str, Any] | None:
+    """The costs in the folder, or measured now; None while another process measures them."""
+    path = place / "costs.json"
+    try:
+        with held(place / "costs.run"):
+            if path.exists() and not again:
+                return json.loads(path.read_text())
+            with progress_bar(console) as progress:
+                line = progress.add_task("costs", total=1.0, note="")
+                found = contender_costs(progress=lambda done, what: progress.update(line, completed=done, note=what))
+            write_json(found, path)
+            return found
+    except ValueError as wrong:
+        raise InputError("costs", given=f"{path}, damaged", expected="JSON", hint=str(wrong)) from None
+    except InputError as error:
+        if "in use by" not in str(error):
+            raise
+        return None
+
+
+def _error_table(found: dict[str, Any]) -> Table:
+    table = Table("contender", *(column["title"] for column in found["columns"]), title="errors on test data")
+    table.add_row("best constant answer", *(f"{column['guess']:.3f}" for column in found["columns"]), style="dim")
+    for row in found["rows"]:
+        table.add_row(row["title"], *(error_text(row["cells"][column["name"]]) for column in found["columns"]))
+    return table
+
+
+def _cost_table(found: dict[str, Any]) -> Table:
+    lengths = [f"{n:,}" for n in LENGTHS]
+    table = Table(
+        "contender",
+        *(f"µs per token at {n}" for n in lengths),
+        *(f"state at {n}, bytes" for n in lengths),
+        title="costs of one layer",
+    )
+    for row in found["rows"] if found["costs"] is not None else ():
+        cost = found["costs"]["contenders"][row["name"]]
+        states = [cost["state_bytes"][str(n)] for n in LENGTHS]
+        table.add_row(
+            row["title"],
+            *(f"{1e6 * cost['seconds_per_token'][str(n)]:.2f}" for n in LENGTHS),
+            *("no causal form" if state is None else f"{state:,}" for state in states),
+        )
+    return table

@@ -1,0 +1,100 @@
+"""The comparison of efficient attentions on the page: error against cost, and the table of errors."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from annattn.errors import InputError
+from annattn.experiments.comparison import frontier, mean_error
+from annattn.report.chart import Axis
+from annattn.report.scatter import Point, scatter
+
+__all__ = ["PANELS", "error_text", "frontier_chart", "panel_points", "read_comparison"]
+
+PANELS = {
+    True: ("tasks in order", ("induction", "recall", "k_hop_1", "k_hop_2", "k_hop_3", "k_hop_4")),
+    False: ("tasks without order", ("match2", "sum", "listops")),
+}
+"""What the two charts average over: for causal tasks and for others, their title and columns."""
+_LONG = "16384"
+_SPOKEN_KINDS = {"anna": "accent", "reference": "plain", "part": "faint"}
+
+
+def read_comparison(path: Path) -> dict[str, Any]:
+    """The file `comparison.json` that `annattn compare` wrote; anything else is refused."""
+    expected = "the comparison.json of `annattn compare`"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError("comparison", given=str(path), expected="a file that exists") from None
+    except (OSError, ValueError, RecursionError) as wrong:
+        raise InputError("comparison", given=str(path), expected=expected, hint=str(wrong)) from None
+    if not isinstance(found, dict) or not {"columns", "rows", "costs", "profile"} <= found.keys():
+        raise InputError("comparison", given=str(path), expected=expected)
+    return found
+
+
+def error_text(cell: Mapping[str, Any]) -> str:
+    """A cell of the table in words.
+
+    >>> error_text({"error": 0.0312, "spread": 0.0, "seeds": 1}), error_text({"not_run": True})
+    ('0.031', 'not run')
+    >>> error_text({"missing": "no causal form"})
+    'no causal form'
+    """
+    if "missing" in cell:
+        return cell["missing"]
+    if "error" not in cell:
+        return "not run"
+    spread = f" ± {cell['spread']:.3f}" if cell["seeds"] > 1 else ""
+    return f"{cell['error']:.3f}{spread}"
+
+
+def panel_points(comparison: Mapping[str, Any], *, is_causal: bool) -> dict[str, tuple[float, float]]:
+    """Time per token at 16,384 in microseconds, and mean error, of contenders with all errors of a panel."""
+    columns = PANELS[is_causal][1]
+    found = {}
+    for row in comparison["rows"]:
+        error = mean_error(row, columns)
+        if error is not None and comparison["costs"] is not None:
+            seconds = comparison["costs"]["contenders"][row["name"]]["seconds_per_token"][_LONG]
+            found[row["name"]] = (1e6 * seconds, error)
+    return found
+
+
+def frontier_chart(
+    comparison: Mapping[str, Any], *, is_causal: bool, width: int, standalone: bool = False
+) -> str | None:
+    """Mean error against time per token, with the frontier drawn; None before two contenders have all errors."""
+    points = panel_points(comparison, is_causal=is_causal)
+    if len(points) < 2:
+        return None
+    best = frontier(points)
+    rows = {row["name"]: row for row in comparison["rows"]}
+    drawn = [
+        Point(rows[name]["title"], *at, kind=_SPOKEN_KINDS.get(rows[name]["kind"], "plain"), is_frontier=name in best)
+        for name, at in points.items()
+    ]
+    costs, errors = [at[0] for at in points.values()], [at[1] for at in points.values()]
+    low, high = math.floor(math.log10(min(costs)) * 3) / 3, math.ceil(math.log10(max(costs)) * 3) / 3
+    ticks = [value for d in range(-2, 4) for value in (10.0**d, 2 * 10.0**d, 5 * 10.0**d)]
+    ticks = [value for value in ticks if 10**low / 2.1 <= value <= 10**high * 2.1]
+    top = max(0.1, math.ceil(10 * max(errors)) / 10)
+    step = 0.1 if top <= 0.6 else 0.2
+    title = PANELS[is_causal][0]
+    return scatter(
+        drawn,
+        Axis(
+            "microseconds per token at 16,384 tokens, logarithmic", [(value, f"{value:g}") for value in ticks], log=True
+        ),
+        Axis(
+            f"mean error, {title}", [(step * k, f"{100 * step * k:.0f} %") for k in range(round(top / step + 0.49) + 1)]
+        ),
+        title=f"Mean error against time per token: {title}",
+        description="On the frontier: " + ", ".join(rows[name]["title"] for name in best) + ".",
+        width=width,
+        height=430,
+        standalone=standalone,
+    )

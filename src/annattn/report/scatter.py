@@ -1,0 +1,120 @@
+"""Scatter charts as SVG text: labelled points, and a line through those on the frontier."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from annattn.report.chart import Axis
+
+__all__ = ["STYLE", "Point", "scatter"]
+
+_TOP, _BOTTOM, _LETTER, _LINE = 30, 46, 6.6, 14.0
+
+STYLE = """
+svg { font: 12px system-ui, sans-serif; background: #fff; }
+.grid { stroke: #e4e4e4; fill: none; }
+.frontier { stroke: #1f5fd6; fill: none; stroke-width: 1.5; stroke-dasharray: 5 4; }
+.tick, .axis { fill: #555; } .axis { font-weight: 600; }
+.name { fill: #333; } .name.accent { fill: #1f5fd6; font-weight: 600; }
+.dot { fill: #777; } .dot.accent { fill: #1f5fd6; } .dot.faint { fill: #fff; stroke: #777; }
+.leader { stroke: #bbb; fill: none; }
+"""
+"""Colours for a chart that stands alone; the page has its own."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A labelled point; kind "accent" for the subject of the chart, "plain" or "faint" for others."""
+
+    label: str
+    x: float
+    y: float
+    kind: str = "plain"
+    is_frontier: bool = False
+
+
+def scatter(
+    points: Sequence[Point],
+    x: Axis,
+    y: Axis,
+    *,
+    title: str,
+    description: str,
+    width: int,
+    height: int,
+    standalone: bool = False,
+) -> str:
+    """Points with their labels beside them, moved so that none covers another, and the frontier as a dashed line.
+
+    >>> ticks = [(1, "1"), (2, "2")]
+    >>> point = Point("a", 1, 2)
+    >>> scatter([point], Axis("x", ticks), Axis("y", ticks), title="t", description="d", width=300, height=200)[:4]
+    '<svg'
+    """
+    left, right, bottom = 12 + 7 * max(len(text) for _, text in y.ticks), width - 16, height - _BOTTOM
+
+    def at(px: float, py: float) -> tuple[float, float]:
+        return left + (right - left) * x.share(px), bottom - (bottom - _TOP) * y.share(py)
+
+    spoken = escape(f"{title}. {description}")
+    namespace = ' xmlns="http://www.w3.org/2000/svg"' if standalone else ""
+    parts = [f'<svg{namespace} class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{spoken}">']
+    if standalone:
+        parts.append(f"<style>{STYLE}</style>")
+    for value, text in y.ticks:
+        grid_y = at(x.ticks[0][0], value)[1]
+        parts.append(f'<path class="grid" d="M{left:.1f} {grid_y:.1f}H{right:.1f}"/>')
+        parts.append(_text(left - 8, grid_y + 4, text, "end", "tick"))
+    for value, text in x.ticks:
+        parts.append(_text(at(value, y.ticks[0][0])[0], bottom + 18, text, "middle", "tick"))
+    parts.append(_text(left, 14, y.label, "start", "axis"))
+    parts.append(_text((left + right) / 2, height - 8, x.label, "middle", "axis"))
+    line = sorted((point.x, point.y) for point in points if point.is_frontier)
+    if len(line) > 1:
+        steps = " ".join(f"L{px:.1f} {py:.1f}" for px, py in (at(*one) for one in line))
+        parts.append(f'<path class="frontier" d="M{steps[1:]}"/>')
+    places = [at(point.x, point.y) for point in points]
+    for point, (px, py) in zip(points, places, strict=True):
+        parts.append(f'<circle class="dot {point.kind}" cx="{px:.1f}" cy="{py:.1f}" r="4.5"/>')
+    for point, dot, (px, py, anchor) in zip(
+        points, places, _labels([point.label for point in points], places, left, right, bottom), strict=True
+    ):
+        if abs(py - 4 - dot[1]) > _LINE:
+            parts.append(f'<path class="leader" d="M{dot[0]:.1f} {dot[1]:.1f}L{px:.1f} {py - 4:.1f}"/>')
+        parts.append(_text(px, py, point.label, anchor, f"name {point.kind}"))
+    return "".join([*parts, "</svg>"])
+
+
+def _labels(
+    labels: Sequence[str], places: Sequence[tuple[float, float]], left: float, right: float, bottom: float
+) -> list[tuple[float, float, str]]:
+    """Where each label stands: beside its point, on the side and at the height nearest to it that is free."""
+    taken = [(px - 5, py - 5, px + 5, py + 5) for px, py in places]
+    found: list[tuple[float, float, str]] = []
+    for label, (px, py) in zip(labels, places, strict=True):
+        width = _LETTER * len(label)
+        choices = []
+        for shift in range(16):
+            for sign in (1, -1):
+                for anchor in ("start", "end"):
+                    begin = px + 8 if anchor == "start" else px - 8 - width
+                    middle = py + sign * shift * _LINE / 2
+                    choices.append((begin, middle - _LINE / 2, begin + width, middle + _LINE / 2, anchor))
+        inside = [
+            one for one in choices if one[0] >= left and one[2] <= right + 12 and _TOP - 12 <= one[1] <= bottom - _LINE
+        ]
+        box = next(
+            (one for one in inside or choices if not any(_overlap(one[:4], other) for other in taken)), choices[0]
+        )
+        taken.append(box[:4])
+        at = box[0] if box[4] == "start" else box[2]
+        found.append((at, (box[1] + box[3]) / 2 + 4, box[4]))
+    return found
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def _text(px: float, py: float, text: str, anchor: str, kind: str) -> str:
+    return f'<text class="{kind}" x="{px:.1f}" y="{py:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

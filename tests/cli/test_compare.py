@@ -1,0 +1,69 @@
+"""`annattn compare` as a user would call it, with hardly any steps."""
+
+import json
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+import annattn.cli.compare as module
+from annattn.experiments.comparison import CONTENDERS, PROFILES, Profile, running, table
+from annattn.measure import contender_costs
+from annattn.report.comparison import read_comparison
+
+FEW = ("softmax", "anna_direct", "performer")
+
+
+@pytest.fixture
+def hardly(monkeypatch):
+    """Three contenders, four steps, short sequences to time."""
+    tasks = {
+        name: replace(task, steps=4 if name != "k_hop_16" else 1) for name, task in PROFILES["small"].tasks.items()
+    }
+    profile = Profile({name: tasks[name] for name in ("match2", "sum", "listops")}, (3e-3,), 4, 1)
+    for one in (running, table, contender_costs):
+        monkeypatch.setattr(one, "CONTENDERS", {name: CONTENDERS[name] for name in FEW})
+    monkeypatch.setitem(PROFILES, "small", profile)
+    short = contender_costs.contender_costs(lengths=(16,))
+    for cost in short["contenders"].values():
+        for of_length in cost.values():
+            of_length.update({"1024": of_length["16"], "16384": of_length["16"]})
+    monkeypatch.setattr(module, "contender_costs", lambda **options: short)
+
+
+@pytest.mark.slow
+def test_compare_runs_prints_and_goes_on(hardly, command, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    folder = tmp_path / "out"
+    code, shown, errors = command("compare", "--profile", "small", "--folder", folder, "--minutes", "0")
+    assert (code, errors) == (0, "")
+    assert shown.count("not run") == 9
+    assert "0 of 9 runs" in shown
+    code, shown, errors = command("compare", "match2", "sum", "--profile", "small", "--folder", folder)
+    assert (code, errors) == (0, "")
+    assert "6 of 9 runs" in shown
+    assert shown.count("not run") == 3
+    assert len(list((folder / "small" / "runs").rglob("*.json"))) == 6
+    code, shown, _ = command("compare", "--profile", "small", "--folder", folder, "--json")
+    found = json.loads(shown)
+    assert (code, found["runs"]) == (0, 9)
+    assert found == read_comparison(folder / "small" / "comparison.json")
+    figure = folder / "small" / "frontier.svg"
+    assert ElementTree.parse(figure).getroot().tag.endswith("svg")
+    assert all(CONTENDERS[name].title in figure.read_text() for name in FEW)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("compare", "recal"), "did you mean recall?"),
+        (("compare", "--minutes", "-1"), "--minutes"),
+        (("compare", "--profile", "slow"), "profile"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(arguments, message, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, errors = command(*arguments)
+    assert code == 2
+    assert message in errors
+    assert not list(tmp_path.iterdir())

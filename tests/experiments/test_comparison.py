@@ -1,0 +1,147 @@
+"""The comparison with hardly any steps: what is planned, run, kept, chosen and shown."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from annattn.errors import InputError
+from annattn.experiments.comparison import (
+    CONTENDERS,
+    PROFILES,
+    Profile,
+    Run,
+    frontier,
+    next_runs,
+    planned_runs,
+    read_runs,
+    run_one,
+    running,
+    summary,
+)
+from annattn.files import held
+from annattn.nn import Transformer
+
+TASKS = {name: replace(PROFILES["small"].tasks[name], steps=4, batch=2) for name in ("match2", "k_hop")}
+ANY = CONTENDERS["softmax"].layers(1, 8)
+HARDLY = Profile(TASKS, rates=(3e-3, 1e-3), samples=2, draws=1)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_models_of_a_task_differ_in_their_attention_alone(profile):
+    for task in PROFILES[profile].tasks.values():
+        configs = []
+        for contender in CONTENDERS.values():
+            if contender.missing(task.layers, task.n, is_causal=task.is_causal) is None:
+                recipe = task.recipe(contender, 3e-3)
+                assert (recipe.steps, recipe.batch) == (task.steps, task.batch)
+                configs.append(replace(recipe.model, attention=ANY * task.layers))
+        assert all(config == configs[0] for config in configs)
+
+
+def test_parameter_counts_are_equal_but_for_maps_of_their_own():
+    for task in PROFILES["small"].tasks.values():
+        counts = {}
+        for name, contender in CONTENDERS.items():
+            if contender.missing(task.layers, task.n, is_causal=task.is_causal) is None:
+                model = Transformer(task.recipe(contender, 3e-3).model)
+                counts[name] = sum(weight.numel() for weight in model.parameters())
+        same = counts["softmax"]
+        assert all(count == same for name, count in counts.items() if name not in ("linformer", "based"))
+        assert all(count < 1.03 * same for count in counts.values())
+
+
+def test_every_contender_runs_where_it_has_the_form_for_it():
+    planned = {(run.task, run.contender) for run in planned_runs(PROFILES["quick"])}
+    assert ("match2", "linformer") in planned
+    assert ("recall", "linformer") not in planned
+    assert ("recall", "kdeformer") not in planned
+    assert ("sum", "latest_match") not in planned
+    assert len(planned) == 3 * 17 + 4 * 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_a_run_writes_its_result_and_is_not_repeated(name, tmp_path):
+    task = "match2" if name != "latest_match" else "k_hop"
+    run = Run(task, name, 3e-3, 0)
+    data = run_one(HARDLY, run, tmp_path)
+    assert data is not None
+    assert set(data["errors"]) == set(TASKS[task].columns(task))
+    assert all(0 <= error["mean"] <= 1 for error in data["errors"].values())
+    assert json.loads((tmp_path / "runs" / f"{run.name}.json").read_text()) == data
+    assert not (tmp_path / "state" / run.name).exists()
+    assert run_one(HARDLY, run, tmp_path) is None
+    found = read_runs(HARDLY, tmp_path)
+    assert list(found) == [run]
+    assert run not in next_runs(HARDLY, found)
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_and_ends_as_if_it_had_not_been_stopped(tmp_path, monkeypatch):
+    run = Run("match2", "performer", 3e-3, 0)
+    right = running.train
+
+    def stops(*arguments, **options):
+        right(*arguments, **options, stop_at=2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "train", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run_one(HARDLY, run, tmp_path / "stopped")
+    assert not read_runs(HARDLY, tmp_path / "stopped")
+    monkeypatch.setattr(running, "train", right)
+    stopped, whole = (run_one(HARDLY, run, tmp_path / name) for name in ("stopped", "whole"))
+    assert stopped is not None
+    assert whole is not None
+    assert stopped["errors"] == whole["errors"]
+
+
+def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
+    run = Run("match2", "softmax", 3e-3, 0)
+    with held(tmp_path / "state" / f"{run.name}.run"):
+        assert run_one(HARDLY, run, tmp_path) is None
+
+
+def results(**errors: float) -> dict[Run, dict]:
+    """Results of softmax on Match2 with these validation errors, by rate and seed as in r3_0."""
+    rates = {"r3": 3e-3, "r1": 1e-3}
+    found = {}
+    for name, error in errors.items():
+        rate, seed = name.split("_")
+        found[Run("match2", "softmax", rates[rate], int(seed))] = {
+            "recipe": {"rate": rates[rate]},
+            "parameters": 1,
+            "validation": error,
+            "errors": {"match2": {"mean": 2 * error, "spread": 0.0}},
+        }
+    return found
+
+
+def test_the_rate_is_chosen_on_validation_data_and_further_seeds_use_it():
+    profile = replace(HARDLY, tasks={"match2": replace(TASKS["match2"], seeds=3)})
+    one = results(r3_0=0.2)
+    assert Run("match2", "softmax", 1e-3, 0) in next_runs(profile, one)
+    assert not [run for run in next_runs(profile, one) if run.seed]
+    both = results(r3_0=0.2, r1_0=0.1)
+    assert [run for run in next_runs(profile, both) if run.seed] == [
+        Run("match2", "softmax", 1e-3, seed) for seed in (1, 2)
+    ]
+    cell = summary(profile, results(r3_0=0.2, r1_0=0.1, r1_1=0.3))["rows"][0]["cells"]["match2"]
+    assert cell == {"error": 0.4, "spread": pytest.approx(0.2), "seeds": 2, "rate": 1e-3, "rates_tried": 2}
+
+
+def test_a_result_of_other_settings_is_refused(tmp_path):
+    path = tmp_path / "runs" / "match2" / "softmax-0.003-0.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"recipe": {"task": "match2"}}')
+    with pytest.raises(InputError, match="run with other settings"):
+        read_runs(HARDLY, tmp_path)
+    path.write_text("{")
+    with pytest.raises(InputError, match="damaged"):
+        read_runs(HARDLY, tmp_path)
+
+
+def test_the_frontier_holds_whoever_nobody_beats():
+    points = {"cheap": (1.0, 0.9), "beaten": (2.0, 0.9), "middle": (2.0, 0.5), "same": (2.0, 0.5), "exact": (9.0, 0.0)}
+    assert frontier(points) == ["cheap", "middle", "same", "exact"]

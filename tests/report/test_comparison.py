@@ -1,0 +1,94 @@
+"""The frontier on the page: there when it was measured, and drawn from the numbers."""
+
+import copy
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from annattn.errors import InputError
+from annattn.experiments.comparison import CONTENDERS, PROFILES, summary
+from annattn.report import page
+from annattn.report.chart import Axis
+from annattn.report.comparison import frontier_chart, panel_points, read_comparison
+from annattn.report.scatter import Point, _labels, scatter
+
+
+@pytest.fixture
+def comparison() -> dict[str, Any]:
+    """Each contender slower than the one before; errors fall at first, and then rise."""
+    found = summary(PROFILES["small"], {})
+    for at, row in enumerate(found["rows"]):
+        for name, cell in row["cells"].items():
+            if "not_run" in cell:
+                row["cells"][name] = {"error": abs(at - 4) / 20, "spread": 0.0, "seeds": 1, "rate": 1, "rates_tried": 1}
+    costs = {
+        name: {"seconds_per_token": {"1024": 1e-6, "16384": 1e-6 * (1 + at)}, "state_bytes": {"1024": 8, "16384": 8}}
+        for at, name in enumerate(CONTENDERS)
+    }
+    return {"profile": "small", **found, "costs": {"contenders": costs}}
+
+
+def test_the_section_is_there_only_when_it_was_measured(results, comparison):
+    assert 'id="frontier"' not in page(results)
+    text = page(results | {"comparison": comparison})
+    assert 'id="frontier"' in text
+    reasons = [cell["missing"] for row in comparison["rows"] for cell in row["cells"].values() if "missing" in cell]
+    assert text.count("<td>no causal form</td>") == reasons.count("no causal form") > 0
+
+
+def test_contenders_without_all_errors_are_left_out_of_a_panel(comparison):
+    causal = panel_points(comparison, is_causal=True)
+    assert set(CONTENDERS) - set(causal) == {"linformer", "kdeformer", "kdeformer_sparse"}
+    assert "latest_match" not in panel_points(comparison, is_causal=False)
+    one = copy.deepcopy(comparison)
+    one["rows"][0]["cells"]["recall"] = {"not_run": True}
+    assert "softmax" not in panel_points(one, is_causal=True)
+
+
+def test_the_frontier_is_drawn_through_whoever_nobody_beats(comparison):
+    text = frontier_chart(comparison, is_causal=True, width=760)
+    assert text is not None
+    best = ["softmax", "anna_paper", "anna_direct", "latest_match", "window_anna"]
+    assert "On the frontier: " + ", ".join(CONTENDERS[name].title.replace("'", "&#x27;") for name in best) in text
+    assert text.count("<circle") == 15
+
+
+def test_there_is_no_chart_before_there_are_two_points(comparison):
+    for row in comparison["rows"]:
+        row["cells"] |= {"match2": {"not_run": True}}
+    assert frontier_chart(comparison, is_causal=False, width=760) is None
+    comparison["costs"] = None
+    assert frontier_chart(comparison, is_causal=True, width=760) is None
+
+
+def test_labels_do_not_cover_each_other():
+    places = [(100.0 + 3 * number, 100.0 + 2 * (number % 3)) for number in range(8)]
+    labels = ["a label"] * 8
+    found = _labels(labels, places, 0, 400, 300)
+    heights = sorted((anchor, py) for _, py, anchor in found)
+    assert all(b[1] - a[1] >= 13 for a, b in pairwise(heights) if a[0] == b[0])
+
+
+def test_text_in_a_chart_is_escaped():
+    ticks = [(0.0, "0"), (1.0, "1")]
+    text = scatter(
+        [Point("<b>", 0, 1)], Axis("x", ticks), Axis("y", ticks), title="t", description="d", width=99, height=99
+    )
+    assert "<b>" not in text
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"rows": []}'])
+def test_another_file_is_refused(content, tmp_path):
+    path = tmp_path / "comparison.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError, match="comparison"):
+        read_comparison(path)
+
+
+def test_what_was_written_is_read(comparison, tmp_path):
+    path = tmp_path / "comparison.json"
+    path.write_text(json.dumps(comparison))
+    assert read_comparison(path) == comparison
