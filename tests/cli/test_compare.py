@@ -8,6 +8,7 @@ import pytest
 
 import annattn.cli.compare as module
 from annattn.experiments.comparison import CONTENDERS, PROFILES, Profile, running, table
+from annattn.files import held
 from annattn.measure import contender_costs
 from annattn.report.comparison import read_comparison
 
@@ -48,6 +49,8 @@ def test_compare_runs_prints_and_goes_on(hardly, command, tmp_path, monkeypatch)
     found = json.loads(shown)
     assert (code, found["runs"]) == (0, 9)
     assert found == read_comparison(folder / "small" / "comparison.json")
+    with held(folder / "small" / "costs.run"):  # as another process that measures them would
+        assert json.loads(command("compare", "--profile", "small", "--folder", folder, "--json")[1])["costs"] is None
     figure = folder / "small" / "frontier.svg"
     assert ElementTree.parse(figure).getroot().tag.endswith("svg")
     assert all(CONTENDERS[name].title in figure.read_text() for name in FEW)

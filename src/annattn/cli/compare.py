@@ -102,18 +102,23 @@ def _costs(place: Path, console: Console, *, again: bool) -> dict[str, Any] | No
     try:
         with held(place / "costs.run"):
             if path.exists() and not again:
-                return json.loads(path.read_text())
+                return _read_costs(path)
             with progress_bar(console) as progress:
                 line = progress.add_task("costs", total=1.0, note="")
                 found = contender_costs(progress=lambda done, what: progress.update(line, completed=done, note=what))
             write_json(found, path)
             return found
-    except ValueError as wrong:
-        raise InputError("costs", given=f"{path}, damaged", expected="JSON", hint=str(wrong)) from None
     except InputError as error:
         if "in use by" not in str(error):
             raise
         return None
+
+
+def _read_costs(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as wrong:
+        raise InputError("costs", given=f"{path}, damaged", expected="JSON", hint=str(wrong)) from None
 
 
 def _error_table(found: dict[str, Any]) -> Table:
@@ -132,8 +137,9 @@ def _cost_table(found: dict[str, Any]) -> Table:
         *(f"state at {n}, bytes" for n in lengths),
         title="costs of one layer",
     )
-    for row in found["rows"] if found["costs"] is not None else ():
-        cost = found["costs"]["contenders"][row["name"]]
+    contenders = {} if found["costs"] is None else found["costs"]["contenders"]
+    for row in found["rows"] if contenders else ():
+        cost = contenders[row["name"]]
         states = [cost["state_bytes"][str(n)] for n in LENGTHS]
         table.add_row(
             row["title"],
