@@ -23,6 +23,7 @@ COMMANDS = {
     "mpc": "Run massively parallel protocols under enforced limits.",
     "theorems": "Build what the paper's theorems promise, and measure it.",
     "data": "Get a corpus of real text, and check it.",
+    "needle": "Hide facts in a million tokens of real text, and ask.",
     "doctor": "Say what runs here, what does not and why, and test it.",
 }
 """Each command with its line in the list; the function NAME in `annattn.cli.NAME`, whose docstring is its help."""

@@ -1,5 +1,6 @@
 """`annattn train`: run a recipe."""
 
+import math
 from pathlib import Path
 
 from rich.console import Console
@@ -7,9 +8,11 @@ from rich.progress import MofNCompleteColumn
 
 from annattn.checks import did_you_mean, require_choice, require_count
 from annattn.cli.terminal import Integer, JsonFlag, print_json, print_line, progress_bar, stderr_console
+from annattn.data import load
 from annattn.experiments import RECIPES, Recipe
 from annattn.experiments import Progress as Step
 from annattn.experiments import train as run_training
+from annattn.experiments.text import TEXT_RECIPES, TextRecipe, train_text
 
 __all__ = ["train", "train_with_bar"]
 
@@ -30,14 +33,15 @@ def train(
     Example: annattn train induction_direct --seed 0 --folder runs/induction
 
     Args:
-        name: a recipe, such as match2_direct; a wrong name lists them all.
+        name: a recipe, such as match2_direct, or python_anna on real text; a wrong name lists them all.
         seed: determines weights, data and hash functions.
         folder: where the state and the finished model are kept, by default runs/NAME-SEED. Ctrl-C keeps the state.
         share: run only this share of the recipe's steps.
         save_every: steps between two saves of the state.
         as_json: print the path of the model as JSON.
     """
-    recipe = RECIPES[require_choice("recipe", name, RECIPES, hint=did_you_mean(name, RECIPES))]
+    every: dict[str, Recipe | TextRecipe] = {**RECIPES, **TEXT_RECIPES}
+    recipe = every[require_choice("recipe", name, every, hint=did_you_mean(name, every))]
     if share != 1.0:
         recipe = recipe.shortened(share)
     require_count("--save-every", save_every)
@@ -55,7 +59,9 @@ def train(
         print_line(f"the model is {model}")
 
 
-def train_with_bar(recipe: Recipe, name: str, seed: int, folder: Path, console: Console, save_every: int = 500) -> None:
+def train_with_bar(
+    recipe: Recipe | TextRecipe, name: str, seed: int, folder: Path, console: Console, save_every: int = 500
+) -> None:
     """Train with a progress bar that shows the mean loss and error of the last steps."""
     with progress_bar(console, MofNCompleteColumn()) as progress:
         line = progress.add_task(name, total=recipe.steps, note="")
@@ -65,7 +71,12 @@ def train_with_bar(recipe: Recipe, name: str, seed: int, folder: Path, console: 
             recent.append((step.loss, step.error))
             del recent[:-_AVERAGED]
             loss, error = (sum(values) / len(recent) for values in zip(*recent, strict=True))
-            progress.update(line, completed=step.step, note=f"loss {loss:.4f}  error {error:.4f}")
+            of_text = f"{loss / math.log(2):.3f} bits per byte"
+            shown = of_text if isinstance(recipe, TextRecipe) else f"loss {loss:.4f}  error {error:.4f}"
+            progress.update(line, completed=step.step, note=shown)
 
-        run_training(recipe, seed=seed, folder=folder, report=report, save_every=save_every)
+        if isinstance(recipe, TextRecipe):
+            train_text(recipe, load(recipe.corpus), seed=seed, folder=folder, report=report, save_every=save_every)
+        else:
+            run_training(recipe, seed=seed, folder=folder, report=report, save_every=save_every)
         progress.update(line, completed=recipe.steps)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from annattn.attention import MECHANISMS, AttentionConfig
 from annattn.errors import InputError
@@ -113,7 +113,7 @@ def checkpoint_files(path: str | Path) -> tuple[Path, Path]:
     return path.with_name(f"{name}.json"), path.with_name(f"{name}.safetensors")
 
 
-def check_tensors(model: Transformer, tensors: dict[str, Tensor], where: str) -> None:
+def check_tensors(model: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
     """Say which of these weights do not fit the model, if any.
 
     >>> config = TransformerConfig(input_vocab=4, target_vocab=2, length=8, dim=8)

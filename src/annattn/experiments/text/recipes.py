@@ -1,0 +1,36 @@
+"""The runs on real text, by name."""
+
+from dataclasses import replace
+
+from annattn.experiments.text.model import FAR, TextConfig
+from annattn.experiments.text.training import TextRecipe
+
+__all__ = ["TEXT_RECIPES"]
+
+
+def _contenders(corpus: str) -> dict[str, TextRecipe]:
+    """The same recipe with each kind of far head."""
+    base = TextRecipe(corpus)
+    return {f"{corpus}_{far}": replace(base, model=replace(base.model, far=far)) for far in FAR}
+
+
+_NEEDLE = TextRecipe(
+    "enwik8",
+    # Contexts of 12 bytes tell facts apart: «qwerty is » has ten. At a million bytes there are a thousand times as many
+    # to meet by chance as in training, which takes more hashes; the true one is met in every table, so few tables do.
+    model=TextConfig(dim=96, layers=2, grams=12, decay=0.9, value_dim=32, tables=4, hashes=60),
+    steps=400,
+    warmup=50,
+    length=640,
+    facts=6,
+    weight=4.0,
+)
+
+TEXT_RECIPES: dict[str, TextRecipe] = {
+    **_contenders("python"),
+    **_contenders("enwik8"),
+    "needle": _NEEDLE,
+    "needle_latest": replace(_NEEDLE, model=replace(_NEEDLE.model, far="latest_match")),
+    "needle_softmax": replace(_NEEDLE, model=replace(_NEEDLE.model, far="softmax")),
+}
+"""Every text recipe by the name that `annattn train` uses."""

@@ -1,0 +1,237 @@
+"""Training a text model. A run that is stopped at any step and started again ends with the same weights."""
+
+import contextlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from annattn.checks import require_count, require_number
+from annattn.data import Text
+from annattn.errors import InputError
+from annattn.experiments.text.model import TextConfig, TextModel
+from annattn.experiments.text.needles import plant_twice
+from annattn.experiments.training import Progress
+from annattn.files import held, write_json, write_text
+from annattn.interrupts import between_steps
+from annattn.lsh import Hyperplane
+from annattn.nn.checkpoint import check_tensors, read_tensors, write_tensors
+from annattn.seeds import check_seed, derive_seed
+
+__all__ = ["TextRecipe", "load_text_model", "save_text_model", "train_text"]
+
+
+@dataclass(frozen=True)
+class TextRecipe:
+    """A run as data.
+
+    - corpus: a name in `annattn.data.CORPORA`.
+    - steps, batch, length: excerpts of `length` bytes per step.
+    - rate: the largest learning rate, reached after `warmup` steps; then a cosine takes it to a twentieth.
+    - noise: what it rises to, from 0, over the first `ramp` of the steps; see `sampled_collision_attention`.
+    - tables, hashes: ℓ and z in training; the model's own are those it reads with.
+    - facts: up to so many facts are planted in each excerpt, and asked for later in it.
+    - weight: of the answers in the loss.
+
+    >>> TextRecipe("python", steps=10).model.far
+    'anna'
+    """
+
+    corpus: str
+    model: TextConfig = field(default_factory=TextConfig)
+    steps: int = 200
+    batch: int = 6
+    length: int = 512
+    rate: float = 3e-3
+    warmup: int = 30
+    noise: float = 1.0
+    ramp: float = 0.5
+    tables: int = 16
+    hashes: int = 16
+    facts: int = 0
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "length", "warmup", "tables", "hashes"):
+            require_count(name, getattr(self, name))
+        require_count("facts", self.facts, least=0)
+        require_number("ramp", self.ramp, "a share of the steps, from 0 to 1", low=0, high=1)
+        require_number("noise", self.noise, "a number from 0 to 1", low=0, high=1)
+        require_number("rate", self.rate, "a number above 0", low=1e-9)
+
+    def shortened(self, share: float) -> "TextRecipe":
+        """The same with this share of the steps."""
+        require_number("share", share, "a number above 0", low=1e-9)
+        return replace(
+            self, steps=max(1, round(share * self.steps)), warmup=max(1, round(min(share, 1.0) * self.warmup))
+        )
+
+
+def train_text(
+    recipe: TextRecipe,
+    text: Text,
+    *,
+    seed: int = 0,
+    folder: Path | None = None,
+    save_every: int = 100,
+    report: Callable[[Progress], None] | None = None,
+    stop_at: int | None = None,
+) -> TextModel:
+    """Run the recipe, or go on with the run in `folder`; returns the model, ready to read.
+
+    Args:
+        recipe: what to train.
+        text: its corpus.
+        seed: decides the initial weights, the excerpts, and the hash functions of every step.
+        folder: where the state is saved: every `save_every` steps, at the end, and on Ctrl-C. A run found there is
+            continued if it has the same recipe, seed and text.
+        save_every: steps between two saves.
+        report: called after every step; its `error` is the loss in bits per byte.
+        stop_at: stop before this step, as if interrupted.
+    """
+    if text.name != recipe.corpus:
+        raise InputError("text", given=text.name, expected=f"the recipe's corpus, {recipe.corpus}")
+    with held(folder) if folder is not None else contextlib.nullcontext():
+        run = _Run(recipe, text, check_seed(seed), folder)
+        last = recipe.steps if stop_at is None else min(stop_at, recipe.steps)
+        with between_steps() as stop_if_asked:
+            try:
+                while run.step < last:
+                    loss = run.advance()
+                    if report:
+                        report(Progress(run.step, recipe.steps, loss, loss / math.log(2), 0.0))
+                    stop_if_asked()
+                    if run.step % save_every == 0 and run.step < last:
+                        run.save()
+            except KeyboardInterrupt:
+                run.save()
+                raise
+            run.save()
+        return run.model.eval()
+
+
+class _Run:
+    """The model, the optimiser and the number of the next step."""
+
+    def __init__(self, recipe: TextRecipe, text: Text, seed: int, folder: Path | None) -> None:
+        self.recipe, self.text, self.seed, self.folder = recipe, text, seed, folder
+        self.model = TextModel(recipe.model, seed=seed).train()
+        self.optimiser = torch.optim.AdamW(
+            self.model.parameters(), lr=recipe.rate, betas=(0.9, 0.98), weight_decay=0.01
+        )
+        self.step, self.log = 0, ["step,bits"]
+        if folder is not None and (folder / "run.json").exists():
+            self._resume(folder)
+
+    def advance(self) -> float:
+        """One step of gradient descent; returns the loss before it."""
+        recipe, step = self.recipe, self.step
+        rate = recipe.rate * min(1.0, (step + 1) / recipe.warmup)
+        rate *= 0.05 + 0.95 * (1 + math.cos(math.pi * step / recipe.steps)) / 2
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        noise = recipe.noise * min(1.0, step / max(1.0, recipe.ramp * recipe.steps))
+        drawn = Hyperplane(recipe.model.key_dim).sample(
+            tables=recipe.tables, hashes=recipe.hashes, seed=derive_seed(self.seed, 1, step)
+        )
+        self.model.far_form(noise, drawn)
+        rows = self.text.sample("train", recipe.batch, recipe.length + 1, (self.seed, step))
+        weights = np.ones(rows.shape, np.float32)
+        if recipe.facts:
+            rows, answers = plant_twice(rows, recipe.facts, (self.seed, step, 1))
+            weights[answers] = recipe.weight
+        tokens, weight = torch.from_numpy(rows), torch.from_numpy(weights)[:, 1:].flatten()
+        logits = self.model(tokens[:, :-1]).flatten(0, 1)
+        losses = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="none")
+        loss = (losses * weight).sum() / weight.sum()
+        if not loss.isfinite():
+            raise InputError("loss", given=f"{loss.item()} at step {step}", expected="a finite number")
+        self.optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimiser.step()
+        self.step += 1
+        if self.step % 50 == 0 or self.step == recipe.steps:
+            self.log.append(f"{self.step},{loss.item() / math.log(2):.4f}")
+        return loss.item()
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What decides the run."""
+        return {"recipe": asdict(self.recipe), "seed": self.seed, "text": self.text.sha256}
+
+    def save(self) -> None:
+        """Write the state, each file whole or not at all; the weights know their step."""
+        if self.folder is None:
+            return
+        state = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        for index, values in self.optimiser.state_dict()["state"].items():
+            state |= {f"adam.{index}.{name}": torch.as_tensor(value) for name, value in values.items()}
+        write_tensors(state | {"step": torch.tensor(self.step)}, self.folder / "state.safetensors")
+        write_text("\n".join(self.log) + "\n", self.folder / "log.csv")
+        write_json(self.about, self.folder / "run.json")
+        if self.step == self.recipe.steps:
+            save_text_model(self.model, self.folder / "model", notes=self.about)
+
+    def _resume(self, folder: Path) -> None:
+        known = _json(folder / "run.json")
+        if known != json.loads(json.dumps(self.about)):
+            raise InputError(
+                "folder", given=f"{folder}, which holds another run", expected="an empty folder or the same run"
+            )
+        state = read_tensors(folder / "state.safetensors")
+        weights = {name.removeprefix("model."): x for name, x in state.items() if name.startswith("model.")}
+        check_tensors(self.model, weights, str(folder))
+        self.model.load_state_dict(weights)
+        self.step = int(state["step"])
+        adam: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in state.items():
+            if name.startswith("adam."):
+                _, index, rest = name.split(".")
+                adam.setdefault(int(index), {})[rest] = tensor
+        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": adam})
+        lines = (folder / "log.csv").read_text().splitlines()
+        self.log = lines[:1] + [line for line in lines[1:] if int(line.split(",")[0]) <= self.step]
+
+
+def save_text_model(model: TextModel, path: Path, *, notes: dict[str, Any]) -> None:
+    """Write `path`.safetensors, in half precision, and `path`.json with the sizes and notes."""
+    halves = {name: tensor.half() for name, tensor in model.state_dict().items()}
+    write_tensors(halves, path.with_suffix(".safetensors"))
+    write_json({"format": "text-1", "model": asdict(model.config), "notes": notes}, path.with_suffix(".json"))
+
+
+def load_text_model(path: Path) -> tuple[TextModel, dict[str, Any]]:
+    """The model at `path`, ready to read, and its notes."""
+    data = _json(path.with_suffix(".json"))
+    try:
+        if data["format"] != "text-1":
+            raise InputError("text model", given=f"the format {data['format']!r}", expected="text-1")
+        model = TextModel(TextConfig(**data["model"]))
+        notes = dict(data["notes"])
+    except (KeyError, TypeError, ValueError) as wrong:
+        if isinstance(wrong, InputError):
+            raise
+        raise InputError("text model", given=f"{path}.json, damaged", expected="sizes and notes") from None
+    weights = {name: x.float() for name, x in read_tensors(path.with_suffix(".safetensors")).items()}
+    check_tensors(model, weights, str(path))
+    model.load_state_dict(weights)
+    return model.eval(), notes
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise InputError("text model", given=str(path), expected="a file that exists") from None
+    except (OSError, ValueError, RecursionError):
+        raise InputError("text model", given=f"{path}, damaged", expected="JSON") from None
+    if not isinstance(found, dict):
+        raise InputError("text model", given=f"{path}, damaged", expected="a JSON object")
+    return found

@@ -1,0 +1,53 @@
+"""Commands on real text, with models that come with the library; the text is Python's own, so nothing is downloaded."""
+
+import json
+
+import pytest
+
+from annattn.data import fetch
+from annattn.experiments.text.trained import TEXT_MODELS, kept_texts, text_model
+from annattn.experiments.text.training import load_text_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("texts")
+    fetch("python", folder=place)
+    return place
+
+
+@pytest.mark.slow
+def test_facts_come_back_from_text_of_a_kind_the_model_was_not_trained_on(folder, command, monkeypatch):
+    monkeypatch.setenv("ANNATTN_DATA", str(folder))
+    code, out, _ = command("needle", "--tokens", 16384, "--facts", 64, "--corpus", "python", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert told["share"] >= 0.98  # trained with 640 bytes and at most 6 facts
+    assert told["right"] == round(told["share"] * 64)
+    assert told["state_bytes"] < 2**25
+    code, out, _ = command("needle", "--tokens", 3000, "--facts", 3, "--corpus", "python")
+    assert "3 of 3 facts came back from 3,000 tokens (100.00 %)" in out
+
+
+def test_what_cannot_be_read_is_refused(folder, command, monkeypatch):
+    monkeypatch.setenv("ANNATTN_DATA", str(folder))
+    for arguments, message in (
+        (("--tokens", 10**9, "--corpus", "python"), "the bytes of test"),
+        (("--tokens", 1000, "--facts", 500, "--corpus", "python"), "a fact has 39 bytes"),
+        (("--tokens", 1000, "--corpus", "enwik8"), "run: annattn data enwik8"),
+        (("--tokens", 1000, "--corpus", "python", "--model", "needel"), "did you mean needle?"),
+        (("--tokens", 1000, "--corpus", "python", "--model", "./none"), "a file that exists"),
+    ):
+        code, out, errors = command("needle", *arguments)
+        assert (code, out) == (2, "")
+        assert message in errors, errors
+
+
+@pytest.mark.parametrize("name", kept_texts())
+def test_models_of_the_library_are_small_and_say_where_they_come_from(name):
+    model, notes = load_text_model(TEXT_MODELS / name)
+    assert {"recipe", "seed", "text", "command", "measured"} <= notes.keys()
+    assert notes["command"].startswith("annattn train ")
+    assert (TEXT_MODELS / f"{name}.csv").read_text().startswith("step,bits\n")
+    assert (TEXT_MODELS / f"{name}.safetensors").stat().st_size < 2 * 2**20
+    assert text_model(str(TEXT_MODELS / f"{name}.json")).config == model.config
