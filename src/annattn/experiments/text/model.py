@@ -220,7 +220,7 @@ class _Block(nn.Module):
         query, key, value = rotate(split[0], places), rotate(split[1], places), split[2]
         if state is not None:
             key, value = state.near[layer].extend(key, value, config.window)
-        read, _ = band_softmax(query, key, value, window=config.window)
+        read = band_softmax(query, key, value, window=config.window).mean
         added = self.out(read.transpose(1, 2).reshape(batch, n, dim))
         if self.far is not None:
             added = added + self.far(inner, context, model, state)
@@ -267,7 +267,7 @@ class _FarHead(nn.Module):
             if state.far.everything is None:
                 state.far.everything = NearState()
             key, value = state.far.everything.extend(row, value, self.config.window)
-        return band_softmax(unit_rows(row), unit_rows(key), value, window=self.config.window, scale=_BETA)[0]
+        return band_softmax(unit_rows(row), unit_rows(key), value, window=self.config.window, scale=_BETA).mean
 
     def _all_pairs(self, query: Tensor, key: Tensor, value: Tensor, model: TextModel) -> Tensor:
         """What is trained: quadratic in n."""

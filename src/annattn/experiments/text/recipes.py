@@ -29,6 +29,7 @@ _NEEDLE = TextRecipe(
 TEXT_RECIPES: dict[str, TextRecipe] = {
     **_contenders("python"),
     **_contenders("enwik8"),
+    "code": TextRecipe("python", steps=1000),
     "needle": _NEEDLE,
     "needle_latest": replace(_NEEDLE, model=replace(_NEEDLE.model, far="latest_match")),
     "needle_softmax": replace(_NEEDLE, model=replace(_NEEDLE.model, far="softmax")),
