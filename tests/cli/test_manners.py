@@ -242,6 +242,8 @@ def test_a_bar_is_drawn_only_where_it_can_be_and_is_wanted(environment, watched,
 
 def test_an_interrupt_waits_for_the_end_of_a_step():
     ended = []
+    # A shell lets a job in the background ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def steps() -> None:
         with between_steps() as stop_if_asked:
@@ -257,3 +259,4 @@ def test_an_interrupt_waits_for_the_end_of_a_step():
     assert ended == [0, 1]
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)

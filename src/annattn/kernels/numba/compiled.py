@@ -81,7 +81,8 @@ def say_if_slow() -> Iterator[None]:
     """Tell whoever is at the screen if the block takes more than a second, and what comes of the wait."""
     timer = threading.Timer(_PATIENCE, _say)
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):  # the interpreter is shutting down, and starts no threads any more
+        timer.start()
     try:
         yield
     finally:
