@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+DEMO_READY := $(VENV)/demo-ready
+INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help demo test test-fast fuzz lint docs bench mutants reproduce build format hooks browser clean distclean
 .DEFAULT_GOAL := help
@@ -27,10 +29,17 @@ help:
 $(READY): pyproject.toml constraints.txt
 	@echo "installing into $(VENV): some minutes, 3 GB"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[cli,dev,docs,hf,ray,report]"
+	$(BIN)/python $(INSTALL) -e ".[cli,dev,docs,hf,ray,report]"
+	touch $(DEMO_READY) $@
+
+# What the demo needs, without Ray, browsers, the site and the tests.
+$(DEMO_READY): pyproject.toml constraints.txt
+	@echo "installing into $(VENV): a minute or two, 1 GB"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(INSTALL) -e ".[cli,report]"
 	touch $@
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	@$(BIN)/annattn demo
 
 test: $(READY)
@@ -54,12 +63,12 @@ docs: $(READY)
 	@echo "open site/index.html"
 
 bench: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	$(BIN)/python $(INSTALL) -e ".[bench]"
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # Works on a copy in mutants/; a second run goes on where the first stopped.
 mutants: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[mutants]"
+	$(BIN)/python $(INSTALL) -e ".[mutants]"
 	$(BIN)/mutmut run $(if $(MUTANTS),"$(MUTANTS)")
 	$(BIN)/mutmut results
 

@@ -130,3 +130,11 @@ def test_bad_input_is_one_line_and_exit_code_2(run, args, message, command, monk
     assert (code, out) == (2, "")
     assert message in errors
     assert len(errors.strip().splitlines()) == 1
+
+
+def test_a_model_of_the_library_is_swept_by_its_name(command):
+    counts = ("--tables", "1,4", "--hashes", "3", "--samples", "4", "--draws", "1")
+    code, output, errors = command("sweep", "match2_direct", *counts, "--family", "cross_polytope", "--json")
+    assert code == 0, errors
+    one, four = (cell["error"] for cell in json.loads(output))
+    assert four < min(0.01, one)

@@ -77,6 +77,12 @@ def test_a_typo_is_one_line_that_suggests_the_nearest(arguments, message, comman
     assert len(errors.splitlines()) == 1
 
 
+def test_a_nul_in_an_argument_is_one_line(command):
+    code, _, errors = command("report", "--from", "a\0b.json")
+    assert code == 2
+    assert errors == "annattn: an argument with a NUL character in it: no file has such a name\n"
+
+
 def test_help_and_version_do_not_wait_for_torch(process):
     program = f"""
 import sys

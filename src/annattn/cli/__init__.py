@@ -28,6 +28,8 @@ def main() -> None:
 
 def _run(arguments: list[str]) -> None:
     code: object = 0
+    if any("\0" in argument for argument in arguments):
+        sys.exit(_print_error(BAD_INPUT, "an argument with a NUL character in it: no file has such a name"))
     try:
         try:
             from annattn.cli.app import make_app

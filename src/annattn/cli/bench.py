@@ -60,6 +60,7 @@ def bench(
                 seed=seed,
                 progress=lambda done, what: progress("speed", done, what),
             )
+            progress("speed", 1.0, "")
     except KeyboardInterrupt:
         stderr.print("stopped")
         raise SystemExit(130) from None

@@ -11,7 +11,7 @@ from annattn.checks import require_count
 from annattn.cli.terminal import Flag, Integer, JsonFlag, print_json, progress_bar, stderr_console, stdout_console
 from annattn.errors import InputError
 from annattn.experiments import Error, grid, read_recipe
-from annattn.experiments.checkpoints import notes_of
+from annattn.experiments.checkpoints import FOLDER, kept, notes_of
 from annattn.files import write_json
 from annattn.nn import AnnaConfig, AttentionConfig, LatestMatchConfig, load_model
 from annattn.nn.checkpoint import checkpoint_files
@@ -37,7 +37,7 @@ def sweep(
     Example: annattn sweep runs/match2_paper-0/model --tables 1,2,4,8 --hashes 1,2
 
     Args:
-        checkpoint: a model that `annattn train` wrote; its notes name its task.
+        checkpoint: a model that `annattn train` wrote, or a name of the library's own, such as match2_direct.
         tables: numbers of tables, separated by commas; "32:4" means 32 in the first layer and 4 in the second.
         hashes: numbers of hashes per table, written the same way.
         family: the family of hash functions.
@@ -50,6 +50,7 @@ def sweep(
     """
     require_count("--samples", samples)
     require_count("--draws", draws)
+    checkpoint = _with_library(checkpoint)
     if out is not None:
         _check_output(out, checkpoint)
     model = load_model(checkpoint)
@@ -92,6 +93,12 @@ def sweep(
         part = errors[at * len(columns) : (at + 1) * len(columns)]
         table.add_row(_shortest(row), *(f"{e.mean:.4f} ± {e.spread:.3f}" for e in part))
     stdout_console().print(table)
+
+
+def _with_library(checkpoint: Path) -> Path:
+    """A name that is no file here but one of the library's models stands for that model."""
+    named = str(checkpoint) in kept() and not checkpoint.with_suffix(".json").exists()
+    return FOLDER / checkpoint if named else checkpoint
 
 
 def _check_output(out: Path, checkpoint: Path) -> None:
