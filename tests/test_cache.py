@@ -335,6 +335,19 @@ print(loaded, refused)
 """
 
 
+@pytest.mark.parametrize("entry", ["bucket_codes", "recent_codes"])
+@pytest.mark.parametrize("number", [20, 2**40])
+def test_a_saved_state_whose_codes_have_no_name_is_refused(entry, number):
+    """A merge looks names up by code, in compiled code: it would leave its arrays."""
+    hasher = aa.lsh.Euclidean(3).sample(tables=2, hashes=2)
+    state = aa.attention.BucketState(hasher, value_dim=3, history=4)
+    state.fill(torch.randn(1, 1, 9, 3), torch.randn(1, 1, 9, 3))
+    saved = state.state_dict()
+    saved[entry][-1] = number
+    with pytest.raises(InputError, match="codes without a name"):
+        state.load_state_dict(saved)
+
+
 @pytest.mark.slow
 def test_no_damage_to_a_saved_state_reaches_compiled_code():
     done = subprocess.run([sys.executable, "-c", DAMAGE], capture_output=True, text=True, check=False)

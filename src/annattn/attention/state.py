@@ -277,5 +277,19 @@ class BucketState:
         check_saved(self._tables.layout, own)
         if self._names is not None:
             self._names.check(names)
+            self._check_named(own, names["named"].cpu())
             self._names.load(names)
         self._tables.load(own)
+
+    def _check_named(self, saved: dict[str, Tensor], named: Tensor) -> None:
+        """Raise InputError unless every code is a number that a tuple of its batch row has."""
+        buckets = saved["held"].cpu()[..., 0].sum(1)
+        late = saved["recent_codes"].cpu().flatten(1).amax(1) if saved["recent_codes"].numel() else named[:0]
+        for name, codes, row in (
+            ("bucket_codes", saved["bucket_codes"].cpu(), buckets),
+            ("recent_codes", late, saved["recent"].cpu()),
+        ):
+            if codes.numel() and not bool((codes < named.repeat_interleave(row)).all()):
+                raise InputError(
+                    f"state[{name!r}]", given="codes without a name", expected="numbers of state['names'] of their row"
+                )

@@ -399,6 +399,8 @@ def merge_head(head, other, tables, width, newest, listed, number, names, like, 
                 continue
             code = place if direct else keys[table * places + place]
             if len(names):
+                if code >= len(names):
+                    return BAD_CODE
                 code = names[code]
             kind, at = entry & 3, np.int64(entry >> 2)
             if kind == ROW:
