@@ -11,7 +11,7 @@ from annattn.errors import InputError
 from annattn.experiments.comparison import CONTENDERS, PROFILES, summary
 from annattn.report import page
 from annattn.report.chart import Axis
-from annattn.report.comparison import frontier_chart, panel_points, read_comparison
+from annattn.report.comparison import frontier_chart, panel_columns, panel_points, read_comparison
 from annattn.report.scatter import Point, _labels, scatter
 
 
@@ -42,9 +42,17 @@ def test_contenders_without_all_errors_are_left_out_of_a_panel(comparison):
     causal = panel_points(comparison, is_causal=True)
     assert set(CONTENDERS) - set(causal) == {"linformer", "kdeformer", "kdeformer_sparse"}
     assert "latest_match" not in panel_points(comparison, is_causal=False)
+
+
+def test_a_column_counts_once_everybody_has_run(comparison):
+    before = panel_points(comparison, is_causal=True)
     one = copy.deepcopy(comparison)
     one["rows"][0]["cells"]["recall"] = {"not_run": True}
-    assert "softmax" not in panel_points(one, is_causal=True)
+    one["rows"][1]["cells"]["induction"]["error"] = 1.0
+    assert "recall" not in panel_columns(one, is_causal=True)
+    after = panel_points(one, is_causal=True)
+    assert after["softmax"] == pytest.approx(before["softmax"])
+    assert after["anna_paper"][1] > before["anna_paper"][1]
 
 
 def test_the_frontier_is_drawn_through_whoever_nobody_beats(comparison):
@@ -55,10 +63,13 @@ def test_the_frontier_is_drawn_through_whoever_nobody_beats(comparison):
     assert text.count("<circle") == 15
 
 
-def test_there_is_no_chart_before_there_are_two_points(comparison):
+def test_there_is_no_chart_before_a_column_is_complete(comparison):
     for row in comparison["rows"]:
-        row["cells"] |= {"match2": {"not_run": True}}
+        row["cells"] = {name: cell if "missing" in cell else {"not_run": True} for name, cell in row["cells"].items()}
     assert frontier_chart(comparison, is_causal=False, width=760) is None
+
+
+def test_there_is_no_chart_without_costs(comparison):
     comparison["costs"] = None
     assert frontier_chart(comparison, is_causal=True, width=760) is None
 

@@ -23,7 +23,7 @@ __all__ = ["compare"]
 
 def compare(
     *names: str,
-    profile: Literal["small", "quick", "full"] = "quick",
+    profile: Literal["small", "quick", "full", "listops"] = "quick",
     folder: Path = Path("results/compare"),
     minutes: float | None = None,
     again: Flag = False,
@@ -32,8 +32,9 @@ def compare(
     """Train every efficient attention on the same tasks, and print errors beside costs.
 
     Each run writes one JSON file; runs that have one are not repeated, and a run that was stopped goes on where it was.
-    The same command in two terminals shares the runs. The profile quick takes under an hour on two cores that way,
-    small about a third of that, and full many nights; whatever has run is in the table, and the rest says so.
+    The same command in two terminals shares the runs. From the times of single steps, on two cores that way, small
+    takes about ten minutes, quick under an hour, full a night, and listops, which trains as long as published, days.
+    Whatever has run is in the table, and the rest says that it has not.
 
     Example: annattn compare induction recall --profile small --folder results/compare
 

@@ -11,13 +11,13 @@ from annattn.experiments.comparison import frontier, mean_error
 from annattn.report.chart import Axis
 from annattn.report.scatter import Point, scatter
 
-__all__ = ["PANELS", "error_text", "frontier_chart", "panel_points", "read_comparison"]
+__all__ = ["PANELS", "error_text", "frontier_chart", "panel_columns", "panel_points", "read_comparison"]
 
 PANELS = {
     True: ("tasks in order", ("induction", "recall", "k_hop_1", "k_hop_2", "k_hop_3", "k_hop_4")),
     False: ("tasks without order", ("match2", "sum", "listops")),
 }
-"""What the two charts average over: for causal tasks and for others, their title and columns."""
+"""What the two charts may average over: for causal tasks and for others, their title and columns."""
 _LONG = "16384"
 _SPOKEN_KINDS = {"anna": "accent", "reference": "plain", "part": "faint"}
 
@@ -52,9 +52,19 @@ def error_text(cell: Mapping[str, Any]) -> str:
     return f"{cell['error']:.3f}{spread}"
 
 
+def panel_columns(comparison: Mapping[str, Any], *, is_causal: bool) -> dict[str, str]:
+    """The columns of a panel, and their titles, in which every contender that can take part has run."""
+    rows = comparison["rows"]
+    return {
+        column["name"]: column["title"]
+        for column in comparison["columns"]
+        if column["name"] in PANELS[is_causal][1] and not any("not_run" in row["cells"][column["name"]] for row in rows)
+    }
+
+
 def panel_points(comparison: Mapping[str, Any], *, is_causal: bool) -> dict[str, tuple[float, float]]:
-    """Time per token at 16,384 in microseconds, and mean error, of contenders with all errors of a panel."""
-    columns = PANELS[is_causal][1]
+    """Time per token at 16,384 in microseconds, and mean error over the columns of a panel, of whoever has them all."""
+    columns = list(panel_columns(comparison, is_causal=is_causal))
     found = {}
     for row in comparison["rows"]:
         error = mean_error(row, columns)
@@ -67,7 +77,7 @@ def panel_points(comparison: Mapping[str, Any], *, is_causal: bool) -> dict[str,
 def frontier_chart(
     comparison: Mapping[str, Any], *, is_causal: bool, width: int, standalone: bool = False
 ) -> str | None:
-    """Mean error against time per token, with the frontier drawn; None before two contenders have all errors."""
+    """Mean error against time per token, with the frontier drawn; None before a column of the panel is complete."""
     points = panel_points(comparison, is_causal=is_causal)
     if len(points) < 2:
         return None
@@ -83,7 +93,7 @@ def frontier_chart(
     ticks = [value for value in ticks if 10**low / 2.1 <= value <= 10**high * 2.1]
     top = max(0.1, math.ceil(10 * max(errors)) / 10)
     step = 0.1 if top <= 0.6 else 0.2
-    title = PANELS[is_causal][0]
+    title = ", ".join(panel_columns(comparison, is_causal=is_causal).values())
     return scatter(
         drawn,
         Axis(
@@ -92,7 +102,7 @@ def frontier_chart(
         Axis(
             f"mean error, {title}", [(step * k, f"{100 * step * k:.0f} %") for k in range(round(top / step + 0.49) + 1)]
         ),
-        title=f"Mean error against time per token: {title}",
+        title=f"Mean error against time per token, {PANELS[is_causal][0]}: {title}",
         description="On the frontier: " + ", ".join(rows[name]["title"] for name in best) + ".",
         width=width,
         height=430,
