@@ -1,15 +1,18 @@
 """The benchmark's short version: every contender runs, after its answer was found right, and results are written."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 import torch
 from benchmarks import __main__ as bench
-from benchmarks import contenders, grid
+from benchmarks import contenders, cuda, grid
 from benchmarks.memory import extra_memory
+from rich.console import Console
 
 import annattn as aa
 from annattn.errors import AnnattnError
+from annattn.measure.gpu import GPUS
 
 
 @pytest.mark.slow
@@ -46,6 +49,38 @@ def test_without_a_gpu_one_line_says_so(monkeypatch, capsys):
         bench.main()
     assert left.value.code == 1
     assert capsys.readouterr().out.splitlines() == ["there is no CUDA here: torch sees no GPU, so nothing was measured"]
+
+
+@pytest.mark.slow
+@pytest.mark.triton
+@pytest.mark.skipif(not find_spec("triton"), reason="Triton is not installed")
+def test_every_call_of_the_gpu_benchmark_runs_and_is_right_in_the_interpreter(monkeypatch, capsys):
+    """All but the clock and the CUDA graph; the times mean nothing."""
+    monkeypatch.setattr(cuda, "HEADS", 1)
+    monkeypatch.setattr(cuda, "hyperplanes", lambda: aa.lsh.Hyperplane(contenders.DIM).sample(tables=1, hashes=2))
+
+    def clock(call):
+        call()
+        return 0.125
+
+    table = cuda.table_of(cuda.every_row(GPUS["A100"], "cpu", (5,)), clock, "in the interpreter")
+    Console(width=100).print(table)
+    said = capsys.readouterr().out
+    for label in ("ANNA", "ANNA, causal, backward, values", "ANNA, backward, all", "window of 256, backward", "step"):
+        assert label in said
+    assert said.count("125.000") == len(table.rows) == 10
+
+
+@pytest.mark.slow
+@pytest.mark.triton
+@pytest.mark.skipif(not find_spec("triton"), reason="Triton is not installed")
+def test_a_wrong_kernel_is_not_timed(monkeypatch):
+    from annattn.kernels.triton.backend import TritonBackend
+
+    right = TritonBackend.band
+    monkeypatch.setattr(TritonBackend, "band", lambda self, inputs: [1.01 * x for x in right(self, inputs)])
+    with pytest.raises(AssertionError):
+        cuda.table_of(cuda._window(GPUS["A100"], "cpu", 20), lambda call: 0.0, "")
 
 
 @pytest.mark.slow
