@@ -83,10 +83,10 @@ def every_row(gpu: Gpu, device: str, sizes: tuple[int, ...]) -> Iterator[Row]:
         for is_causal in (False, True):
             yield from _anna(gpu, device, n, is_causal)
         yield from _window(gpu, device, n)
-        half = tuple(x.to(device, torch.bfloat16) for x in tokens(n))
+        query, key, value = (x.to(device, torch.bfloat16) for x in tokens(n))
         yield Row(
             "torch softmax, bfloat16", n, softmax_seconds(n, gpu),
-            lambda half=half: torch.nn.functional.scaled_dot_product_attention(*half),
+            lambda q=query, k=key, v=value: torch.nn.functional.scaled_dot_product_attention(q, k, v),
         )  # fmt: skip
     yield from _decode(gpu, device, sizes[0])
 
