@@ -331,6 +331,7 @@ for seed in range(600):
     cache.append(key, torch.randn(2, 2, 60, 9))
     cache.attend(key)
     cache.state_dict()
+    cache.state.merge(cache.state.twin())
 print(loaded, refused)
 """
 

@@ -21,7 +21,9 @@ HASHERS = {
     "packed": Hyperplane(DIM).sample(tables=3, hashes=30),
     "wide": Euclidean(DIM).sample(tables=2, hashes=2),
 }
-POOL = torch.randn(6, DIM, generator=torch.Generator().manual_seed(0))
+# Rows that every dtype can tell, so that they hash alike in all of them.
+POOL = torch.randn(6, DIM, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+DTYPES = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16])
 NAN = len(POOL)  # a key without a bucket
 ROWS = torch.cat([POOL, torch.full((1, DIM), torch.nan)])
 TUPLES = {hasher: reference.hash_tuples(ROWS, hasher) for hasher in HASHERS.values()}
@@ -51,6 +53,7 @@ def meaning(hasher, mechanism, tokens, head, query) -> torch.Tensor:
 class Sequences(RuleBasedStateMachine):
     hasher = HASHERS["narrow"]
     mechanism = "anna"
+    backend = "torch"
     snapshots = Bundle("snapshots")
 
     def __init__(self):
@@ -92,19 +95,21 @@ class Sequences(RuleBasedStateMachine):
         )
 
     def check(self, out, expected):
-        torch.testing.assert_close(out.double(), expected, rtol=1e-6, atol=1e-6, equal_nan=True)
+        eps = torch.finfo(out.dtype).eps
+        torch.testing.assert_close(out.double(), expected, rtol=4 * eps, atol=4 * eps, equal_nan=True)
 
-    @rule(new=TOKENS)
-    def append(self, new):
+    @rule(new=TOKENS, dtype=DTYPES)
+    def append(self, new, dtype):
         key, value, mask = self.tensors(new)
-        self.cache.append(key, value, key_mask=mask)
+        self.cache.append(key.to(dtype), value.to(dtype), key_mask=mask)
         self.put(new)
 
-    @rule(new=TOKENS, query=QUERIES)
-    def step(self, new, query):
+    @rule(new=TOKENS, query=QUERIES, dtype=DTYPES)
+    def step(self, new, query, dtype):
         key, value, mask = self.tensors(new)
         queries = POOL[query][None, :, None].expand(BATCH, -1, len(new), -1)
-        out = self.cache.step(queries, key, value, key_mask=None if mask.all() else mask)
+        out = self.cache.step(queries.to(dtype), key.to(dtype), value.to(dtype), key_mask=None if mask.all() else mask)
+        assert out.dtype == dtype
         for at, so_far in enumerate(self.put(new)):
             self.check(out[:, :, at], self.expected(so_far, query))
 
@@ -157,15 +162,28 @@ class Sequences(RuleBasedStateMachine):
         with use_backend(elsewhere) if self.hasher.buckets is not None else use_backend("torch"):
             there = self.fresh()
         there.load_state_dict(torch.load(file))
-        back = self.fresh()
+        with use_backend(self.backend):
+            back = self.fresh()
         back.load_state_dict(there.state_dict())
         self.cache = back
+
+    @rule(new=TOKENS, tail=TOKENS, dtype=DTYPES)
+    def merge(self, new, tail, dtype):
+        """Others come after these: as if all had come to one cache, but only of the last part any can be undone."""
+        with use_backend(self.backend):
+            later = self.fresh()
+        for tokens in (new, tail):
+            key, value, mask = self.tensors(tokens)
+            later.append(key.to(dtype), value.to(dtype), key_mask=mask)
+        self.cache.state = self.cache.state.merge(later.state)
+        self.undoable = [0] * BATCH
+        self.put([*new, *tail])
 
     @precondition(lambda self: self.mechanism == "anna")
     @rule(times=st.integers(1, 9))
     def many_of_one_kind(self, times):
         """So that buckets have many members."""
-        self.append([(([0] * HEADS, [1, 2]), (True, True))] * times)
+        self.append([(([0] * HEADS, [1, 2]), (True, True))] * times, torch.float32)
 
     @invariant()
     def counts(self):
@@ -181,7 +199,7 @@ def test_any_sequence_of_operations_is_that_of_a_list(backend, mechanism, hasher
     # Hashing of other families is not compiled, so a backend cannot be insisted on there; the tables are its own.
     def sequences():
         machine = Sequences()
-        machine.hasher, machine.mechanism = hasher, mechanism
+        machine.hasher, machine.mechanism, machine.backend = hasher, mechanism, backend
         with use_backend(backend):
             machine.cache = machine.fresh()
         return machine

@@ -1,7 +1,11 @@
 """Decoding through a window cache gives what the whole sequence in one call gives."""
 
+import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import annattn as aa
 from annattn.errors import InputError
@@ -116,3 +120,75 @@ def test_tokens_of_another_shape_are_refused_and_change_nothing():
     with pytest.raises(InputError, match="near"):
         cache.step(x, x, x, near=(x, x[:, :, :1]))
     assert cache.tokens == 0
+
+
+class Windows(RuleBasedStateMachine):
+    """Whatever is done to a window cache, in whatever order, is `window_attention` over the list of tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.hasher, self.chosen = options(3, "gate", 1)
+        self.cache = aa.WindowCache(self.hasher, batch=2, heads=2, value_dim=4, history=4, **self.chosen)
+        self.rows = [[], []]  # per batch row: which of the tokens below, and whether it takes part
+        self.undoable = 0
+
+    def tensors(self):
+        picked = torch.tensor([[token for token, _ in row] for row in self.rows], dtype=torch.int64)
+        mask = torch.tensor([[part for _, part in row] for row in self.rows], dtype=torch.bool)
+        query, key, value, near, _ = POOL
+        flat = (x[0][:, picked].transpose(0, 1) for x in (query, key, value, *near))
+        return *flat, mask.reshape(len(self.rows), -1)
+
+    @rule(new=st.lists(st.tuples(st.integers(0, N - 1), st.booleans(), st.booleans()), min_size=1, max_size=5))
+    def step(self, new):
+        for token, *parts in new:
+            self.rows = [[*row, (token, parts[at % 2])] for at, row in enumerate(self.rows)]
+        query, key, value, near_query, near_key, mask = self.tensors()
+        whole = aa.window_attention(
+            query, key, value, self.hasher, is_causal=True, key_mask=mask, near=(near_query, near_key), gate=0.5,
+            **self.chosen,
+        )  # fmt: skip
+        last = slice(mask.shape[1] - len(new), None)
+        out = self.cache.step(
+            query[:, :, last], key[:, :, last], value[:, :, last], key_mask=mask[:, last], gate=0.5,
+            near=(near_query[:, :, last], near_key[:, :, last]),
+        )  # fmt: skip
+        torch.testing.assert_close(out, whole[:, :, last])
+        self.undoable = min(4, self.undoable + len(new))
+
+    @rule(share=st.floats(0, 1))
+    def crop(self, share):
+        less = round(share * self.undoable)
+        self.cache.crop(less)
+        self.rows = [row[: len(row) - less] for row in self.rows]
+        self.undoable -= less
+
+    @rule(data=st.data())
+    def select(self, data):
+        rows = data.draw(st.lists(st.integers(0, len(self.rows) - 1), min_size=1, max_size=3))
+        self.cache.select(rows)
+        self.rows = [self.rows[row] for row in rows]
+
+    @invariant()
+    def counts(self):
+        assert (self.cache.tokens, self.cache.recent) == (len(self.rows[0]), self.undoable)
+
+
+POOL = tokens(seed=5)
+TestWindows = pytest.mark.slow(Windows.TestCase)
+TestWindows.settings = settings(max_examples=30, stateful_step_count=15)
+
+
+@pytest.mark.parametrize("number", [np.uint8, np.int8, np.int64])
+def test_a_window_of_any_kind_of_integer_is_the_same(number):
+    query, key, value, near, mask = tokens()
+    outs = []
+    for kind in (int, number):
+        hasher, chosen = options(kind(6), "gate", kind(1))
+        cache = aa.WindowCache(hasher, batch=kind(2), heads=kind(2), value_dim=kind(4), history=kind(3), **chosen)
+        outs.append(decoded(cache, [kind(30), kind(5), kind(5)], query, key, value, near, mask, 0.5))
+        whole = aa.window_attention(
+            query, key, value, hasher, is_causal=True, key_mask=mask, near=near, gate=0.5, **chosen
+        )
+        torch.testing.assert_close(outs[-1], whole)
+    assert torch.equal(*outs)
