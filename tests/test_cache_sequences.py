@@ -192,6 +192,7 @@ class Sequences(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
+@pytest.mark.hypothesis  # so that `make fuzz` runs it
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mechanism", ["anna", "latest_match"])
 @pytest.mark.parametrize("hasher", HASHERS.values(), ids=HASHERS)

@@ -79,7 +79,7 @@ def plan(n: int, family: HashFamily, radius: float, approximation: float, failur
     >>> found.tables, found.hashes, found.applies
     (53, 44, True)
     """
-    require_count("n", n)
+    n = require_count("n", n)
     n = int(n)
     if not isinstance(family, HashFamily):
         raise InputError(

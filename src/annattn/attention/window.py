@@ -103,7 +103,7 @@ def window_attention(
     if torch_only:
         key_mask = torch_arguments(torch_only, key_mask, query, key)
     check_inputs(query, key, value, key_mask, is_causal=is_causal, hasher=hasher)
-    check_window(window, combine, scale, shift, is_causal=is_causal)
+    window, shift = check_window(window, combine, scale, shift, is_causal=is_causal)
     require_choice("form", form, FORMS)
     own = packed(documents, query, key)
     near_query, near_key = (query, key) if near is None else near
@@ -120,17 +120,17 @@ def window_attention(
     return combined(close, far, mass, gate, combine).to(value.dtype)
 
 
-def check_window(window: int, combine: str, scale: float | None, shift: int, *, is_causal: bool) -> None:
-    """Raise InputError unless these describe a window."""
-    require_count("window", window, least=0)
+def check_window(window: int, combine: str, scale: float | None, shift: int, *, is_causal: bool) -> tuple[int, int]:
+    """Window and shift as Python integers; raises InputError unless all these describe a window."""
+    window, shift = require_count("window", window, least=0), require_count("shift", shift, least=0)
     require_choice("combine", combine, COMBINE)
-    require_count("shift", shift, least=0)
     if scale is not None:
         require_number("scale", scale, "a finite number")
     if shift and not is_causal:
         raise InputError(
             "shift", given=shift, expected="0 without is_causal", hint="what follows a token is its future"
         )
+    return window, shift
 
 
 def combined(near: Partial, far: Tensor, mass: Tensor, gate: Tensor | float, combine: str) -> Tensor:
@@ -283,7 +283,9 @@ class WindowConfig(TrainableConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_window(self.window, self.combine, None, self.shift, is_causal=True)
+        window, shift = check_window(self.window, self.combine, None, self.shift, is_causal=True)
+        object.__setattr__(self, "window", window)
+        object.__setattr__(self, "shift", shift)
         object.__setattr__(self, "gate", require_number("gate", self.gate, "a finite number"))
 
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:

@@ -46,8 +46,8 @@ class WindowCache:
         shift: int = 0,
         history: int = 32,
     ) -> None:
-        check_window(window, combine, scale, shift, is_causal=True)
-        self.window, self.shift, self.scale = window, shift, scale
+        self.window, self.shift = check_window(window, combine, scale, shift, is_causal=True)
+        self.scale = scale
         self.combine: Combine = combine
         self.state = BucketState(hasher, value_dim=value_dim, batch=batch, heads=heads, history=history)
         self.tokens = 0

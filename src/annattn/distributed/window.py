@@ -88,7 +88,7 @@ def window_attention(
         cut = slices(peers, query, key, is_causal=True, doing=calling)
         own = None if documents is None else own_documents(peers, cut, documents, query, calling)
     batch, heads, n = key.shape[:3]
-    reach = window + shift
+    reach = int(window) + int(shift)
     # Everything a token is, in one row per token, so that one exchange brings all of it; the last column says that it
     # is there, and is zero before the sequence begins.
     there = torch.ones(batch, n, dtype=torch.bool, device=key.device) if key_mask is None else key_mask

@@ -168,7 +168,7 @@ class Transformer(nn.Module):
             raise InputError("tokens", given=given, expected="a tensor of int64")
         if tokens.ndim != 2:
             raise InputError("tokens", given=f"shape {tuple(tokens.shape)}", expected="(batch, n)")
-        require_count("first_position", first_position, least=0)
+        first_position = require_count("first_position", first_position, least=0)
         length = tokens.shape[1]
         if self.config.padding is not None and caches is None:
             real = tokens != self.config.padding

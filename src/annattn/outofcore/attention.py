@@ -75,7 +75,7 @@ def attend(
         progress: called with the share of the work that is done, from 0 to 1.
     """
     require_choice("mechanism", mechanism, MECHANISMS)
-    require_count("memory_bytes", memory_bytes)
+    memory_bytes = require_count("memory_bytes", memory_bytes)
     require_flag("is_causal", is_causal)
     if mechanism in HASHING and not isinstance(hasher, Hasher):
         raise InputError(
