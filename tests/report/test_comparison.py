@@ -27,13 +27,18 @@ def comparison() -> dict[str, Any]:
         name: {"seconds_per_token": {"1024": 1e-6, "16384": 1e-6 * (1 + at)}, "state_bytes": {"1024": 8, "16384": 8}}
         for at, name in enumerate(CONTENDERS)
     }
-    return {"profile": "small", **found, "costs": {"contenders": costs}}
+    return {
+        "profile": "small",
+        **found,
+        "costs": {"contenders": costs, "machine": {"processor": "an abacus", "measured": "today"}},
+    }
 
 
 def test_the_section_is_there_only_when_it_was_measured(results, comparison):
     assert 'id="frontier"' not in page(results)
     text = page(results | {"comparison": comparison})
     assert 'id="frontier"' in text
+    assert "measured on an abacus, today" in text
     reasons = [cell["missing"] for row in comparison["rows"] for cell in row["cells"].values() if "missing" in cell]
     assert text.count("<td>no causal form</td>") == reasons.count("no causal form") > 0
 
