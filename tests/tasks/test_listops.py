@@ -83,3 +83,13 @@ def test_lengths_that_cannot_be_drawn_are_named():
         ListOps(n=10, longer_than=9)
     with pytest.raises(InputError, match=r"expression: got 'FIRST'"):
         SHORT.encode("FIRST 2 3")
+
+
+def test_a_node_is_an_operator_with_probability_one_quarter():
+    drawn = ListOps(n=400, longer_than=0, depth=3)._draw(4000, np.random.default_rng(0))
+    lengths = (drawn != 0).sum(axis=1)
+    assert (lengths == 1).mean() == pytest.approx(0.75, abs=0.03)
+    below = drawn[lengths > 1][:, 1]  # the first argument of every root
+    assert (below < 11).mean() == pytest.approx(0.75, abs=0.06)
+    counts = np.bincount(drawn[lengths > 1][:, 0] - 11, minlength=4) / (lengths > 1).sum()
+    assert counts == pytest.approx([0.25] * 4, abs=0.06)
