@@ -70,8 +70,8 @@ def window_attention(
 
     Args:
         query: its heads may be a multiple of the key's. The far part sees directions alone.
-        key: as for `anna_attention`.
-        value: as for `anna_attention`; NaN in one reaches queries near it on both sides.
+        key: as for `anna_attention`; NaN in one reaches queries near it on both sides, as it does in a value.
+        value: as for `anna_attention`.
         hasher: one draw for all heads, or one per key head.
         window: 0 for the far part alone; from the number of keys on, it is softmax attention.
         is_causal: query i sees the keys up to its own position, the last query aligned with the last key.

@@ -23,7 +23,7 @@ IMPLEMENTATIONS: dict[str, AttentionConfig] = {
     "anna": AnnaConfig(tables=16, hashes=6),
     "anna_window": WindowConfig(tables=16, hashes=6, window=64),
     "collision_softmax": CollisionSoftmaxConfig(
-        family="cross_polytope", tables=80, hashes=1, meetings=3, window=64, first=4, centre=True
+        family="cross_polytope", tables=135, hashes=1, meetings=4, window=64, first=4, centre=True
     ),
 }
 """The names for `attn_implementation`, with what a layer attends with whose config does not say."""
