@@ -114,6 +114,54 @@ def test_a_collision_layer_has_no_idle_machines(attention, n, memory):
     assert used.all()
 
 
+def whole_layers(attention: Anna, layers: int = 2) -> Transformer:
+    """Rows of a key and a whole number, so that sums are exact in any order."""
+
+    def update(x, reads):
+        return torch.cat([x[:, :1], reads[0].round()], dim=1)
+
+    head = Head(first, first, rest, 1, 1)
+    return Transformer([Layer([head], attention, update=update, width=2) for _ in range(layers)])
+
+
+@pytest.mark.parametrize("family", [Hyperplane(1), Euclidean(1, width=1.0)])
+@pytest.mark.parametrize(("n", "tables"), [(1, 30), (2, 100), (3, 57), (7, 30)])
+def test_tables_that_a_token_machine_has_no_room_for_are_made_by_copies(family, n, tables):
+    model = whole_layers(Anna(family.sample(tables=tables, hashes=2)))
+    rows = np.random.default_rng(n).integers(-4, 4, (n, 2)).astype(float)
+    with pytest.raises(LeastMemoryError) as refused:
+        to_protocol(model, n, 1, dim=2)
+    depths = set()
+    for memory in (refused.value.least, refused.value.least + 7, 2 * tables * 10):
+        protocol = to_protocol(model, n, memory, dim=2)
+        part = protocol.parts[0]
+        assert isinstance(part, CollisionLayer)
+        copies = part.copies
+        depths.add(copies.depth)
+        # A copy makes 2 records per table, and the tree is no deeper than rows and sums of s words need it to be.
+        assert part.share * 2 * part.record <= memory
+        assert part.share * copies.copies >= tables > part.share * (copies.copies - 1)
+        assert copies.depth == 0 or copies.arity ** (copies.depth - 1) < copies.copies <= copies.arity**copies.depth
+        assert part.rounds == part.match.rounds + 1 + 2 * copies.depth
+        found = run(protocol, protocol.encode(rows))
+        assert np.array_equal(found.output, model(torch.from_numpy(rows)).numpy())
+        assert found.trace.largest_load <= memory
+        assert np.any([load.received > 0 for load in found.trace.loads], axis=0).all()
+        check_sharding(protocol, protocol.encode(rows), cuts=2)
+    assert len(depths) > 1
+
+
+def test_codes_of_more_than_one_word_are_packed_and_tell_the_same_rows_apart():
+    attention = Anna(Hyperplane(1).sample(tables=1, hashes=130))
+    model = whole_layers(attention, layers=1)
+    rows = torch.tensor([[1.0, 4.0], [-2.0, 6.0], [3.0, 8.0], [-1.0, -2.0]], dtype=torch.float64)
+    protocol = to_protocol(model, 4, 200, dim=2)
+    part = protocol.parts[0]
+    assert isinstance(part, CollisionLayer)
+    assert part.bucket == 1 + 3  # 63 signs per word
+    assert np.array_equal(run(protocol, protocol.encode(rows)).output, model(rows).numpy())
+
+
 @pytest.mark.slow
 def test_protocol_to_transformer_to_protocol():
     for seed in range(12):

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from annattn.compiler import Transformer
+from annattn.compiler.collision_layer import CollisionLayer
 from annattn.compiler.sparse_code import Decoded, SparseCode
 from annattn.compiler.to_protocol import TransformerProtocol
 from annattn.lsh import HashFamily
 from annattn.mpc import Mail
 from annattn.mpc.partners import PartneredProtocol
 from annattn.mpc.parts import columnsort, match
+from annattn.mpc.parts.copies import Copies
 from annattn.mpc.parts.stages import Stage
 from annattn.mpc.protocols import SoftmaxAttention
 from annattn.theorems import (
@@ -141,6 +143,35 @@ def one_more_level_of_sorting(patch):
         return next(iter(columnsort._plans(n, capacity, levels)), plan) if 1 < levels <= 3 else plan
 
     patch.setattr(match, "plan_sort", more)
+
+
+def one_more_level_of_samples(patch):
+    """Sorting by samples takes one level more than it needs: four more rounds."""
+    right = match.plan_sort
+
+    def more(n, capacity, seed=0):
+        plan = right(n, capacity, seed)
+        if isinstance(plan, columnsort.Columnsort):
+            return plan
+        return replace(plan, arity=int(plan.buckets ** (1 / (plan.levels + 1))) + 1, levels=plan.levels + 1)
+
+    patch.setattr(match, "plan_sort", more)
+
+
+def one_more_round_down_the_tree(patch):
+    """The tree to the copies of a token machine is one level too deep."""
+    right = Copies.depth.fget
+    patch.setattr(Copies, "depth", property(lambda self: right(self) + (self.copies > 1)))
+
+
+def a_copy_that_forgets_its_last_table(patch):
+    right = CollisionLayer._records
+
+    def fewer(self, token, x, sender, tables):
+        made = right(self, token, x, sender, tables)
+        return made.take(made.words[:, 0] != tables.stop - 1) if len(tables) < self.tables else made
+
+    patch.setattr(CollisionLayer, "_records", fewer)
 
 
 def a_machine_for_every_token(module):
@@ -272,11 +303,15 @@ SABOTAGE = {
     "mpc-simulates-ema": [
         lose_mail_between_machines,
         one_more_level_of_sorting,
+        one_more_level_of_samples,
         a_machine_for_every_token(mpc_simulates_ema),
     ],
     "mpc-simulates-anna": [
         lose_mail_between_machines,
         one_more_level_of_sorting,
+        one_more_level_of_samples,
+        one_more_round_down_the_tree,
+        a_copy_that_forgets_its_last_table,
         a_machine_for_every_token(mpc_simulates_anna),
     ],
     "mpc-simulates-softmax": [a_pair_that_is_left_out, two_machines_for_every_pair],

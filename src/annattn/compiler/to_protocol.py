@@ -27,8 +27,9 @@ def to_protocol(
     """The protocol that computes a transformer on n tokens with machines of `memory_words` words.
 
     A token machine holds as many tokens as its memory allows. A layer of exact-match or ANNA attention takes
-    sort + 2·depth + 2 rounds, however many heads it has. A low-rank layer takes 2·depth rounds, at least 1. One round
-    at the end applies ψ. That is O(L/(ε'-ε)) rounds in all for mH = N^ε and s = N^ε'. Numbers are float64. The hash
+    sort + 2·depth + 2 rounds, however many heads it has, and more only if a machine has no room for the tables of one
+    token, which the paper's tree then spreads. A low-rank layer takes 2·depth rounds, at least 1. One round at the end
+    applies ψ. That is O(L/(ε'-ε)) rounds in all for mH = N^ε and s = N^ε'. Numbers are float64. The hash
     functions of an ANNA layer are part of the protocol: they are the theorem's shared random seeds.
 
     Args:

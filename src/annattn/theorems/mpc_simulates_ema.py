@@ -7,35 +7,58 @@ s/m of them can share a machine, as they do here. Taken literally they would be 
 """
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from annattn.compiler import ExactMatch, Transformer, to_protocol
-from annattn.compiler.collision_layer import CollisionLayer
+from annattn.compiler.collision_layer import CollisionShape
 from annattn.compiler.to_protocol import TransformerProtocol
+from annattn.compiler.token_placement import TokenPlacement
 from annattn.mpc import run
+from annattn.mpc.parts.match import Match
+from annattn.mpc.parts.runs import RunSums
 from annattn.mpc.parts.samplesort import Samplesort
 from annattn.theorems.integers import integer_rows, integer_transformer
-from annattn.theorems.verdict import Bound, Effort, Progress, Trials, Verdict, at_most, exponent, silent
+from annattn.theorems.verdict import Bound, Effort, Progress, Trials, Verdict, at_most, exactly, exponent, silent
 
 __all__ = [
     "HEADS",
+    "Built",
     "as_protocol",
+    "at",
+    "built_bounds",
+    "copy_rounds",
     "head_width",
     "layer_rounds",
+    "machines_bound",
+    "on_machines",
+    "planned_sizes",
     "rounds_bound",
     "row",
     "run_both",
-    "sorts_by_samples",
 ]
 
 HEADS, ROOM = 2, 128
 PAIRS = ((1 / 4, 3 / 4), (1 / 4, 1 / 2), (1 / 4, 3 / 8), (1 / 2, 5 / 8))
 """The pairs (ε, ε') that are built; the last two have ε'−ε = 1/8."""
 PLANNED = [2**e for e in range(8, 33, 4)]
-WIDEST = 512
-"""The largest mH of a transformer that is built, though only its sizes matter."""
+FAR = [2**e for e in range(36, 97, 4)]
+"""Where the sizes are bounded as well, for pairs that leave fewer than `PLANNABLE` records per machine."""
+PLANNABLE = 2**16
 CASES = {"tiny": {256: 1}, "quick": {256: 4, 1024: 2, 4096: 1}, "full": {256: 30, 1024: 12, 4096: 6, 16_384: 2}}
+COLUMNS, SAMPLES = 1.25, 16
+"""Machines that sort, as a multiple of the least number that holds the records: measured, see `docs/sorting.md`."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """The sizes of an L-layer transformer on machines, by the formulas of its parts."""
+
+    rounds: int
+    machines: int
+    by_samples: bool
 
 
 def head_width(n: int, epsilon: float) -> int:
@@ -79,49 +102,114 @@ def run_both(trials: Trials, transformer: Transformer, protocol: TransformerProt
     trials.add(np.array_equal(output, transformer(rows).numpy()) and trace.rounds == protocol.rounds)
 
 
-def layer_rounds(records: float, capacity: float) -> int:
-    """The rounds for a layer whose records are sorted with this many per machine, by the figures of `docs/sorting.md`.
+def on_machines(shape: CollisionShape, n: int, memory_words: int, width: int, layers: int) -> Built:
+    """What `to_protocol` builds for layers of this shape and rows of this width, without the transformer.
 
-    A sort takes 4 rounds from 1.4·n^(2/3) records per machine, 16 from 1.6·n^(4/9), else 11·log n/log c or at most 64.
-    A layer is a sort, a tree up and down, one round to deal out and one to answer. In terms of ε that is O(1/(ε'−ε)),
-    because records are N^ε and machines N^ε' words large.
+    >>> model = ema(256, 1 / 4, 2, seed=0)
+    >>> protocol = as_protocol(model, 256, (1 / 4, 3 / 8), ROOM)
+    >>> built = on_machines(CollisionShape.of(model.layers[0]), 256, ROOM * 8, 4, layers=2)
+    >>> (built.rounds, built.machines) == (protocol.rounds, protocol.limits.machines)
+    True
+    """
+    held = max(1, min(n, memory_words // _token_words(shape, width)))
+    placement = TokenPlacement(n, held)
+    copies = shape.copies(placement, width, memory_words)
+    assert copies is not None, "the rows choose enough memory"
+    match = Match(
+        n=shape.records(n),
+        width=shape.record,
+        keys=range(1),
+        # Only its length counts here, which is that of a record.
+        summary=RunSums(keys=range(1), columns=slice(2, shape.record)),
+        memory_words=memory_words,
+    )
+    rounds = layers * (match.rounds + 1 + 2 * copies.depth) + 1
+    machines = placement.machines + max(match.machines, copies.machines)
+    return Built(rounds, machines, isinstance(match.sort, Samplesort))
+
+
+def _token_words(shape: CollisionShape, width: int) -> int:
+    """What a token machine sends for one token: its records, and its row in as many records as that takes."""
+    return (shape.records(1) + -(-width // shape.record)) * shape.record
+
+
+def layer_rounds(records: float, capacity: float) -> int:
+    """The rounds for a layer whose records are sorted with this many per machine.
+
+    A sort takes 4 rounds from 2x² + 6x + 6 records per machine, x = (n/2)^(1/3), because ⌈x⌉ + 1 columns then meet
+    Leighton's condition after rounding. As measured for `docs/sorting.md`, it takes 16 from 1.6·n^(4/9), else 64 or,
+    from 3·(log2 n)^1.7, at most 11·log n/log c. A layer is a sort, a tree up and down, one round to deal out and one to
+    answer. In terms of ε that is O(1/(ε'−ε)), because records are N^ε and machines N^ε' words large.
 
     >>> layer_rounds(1000, 200), layer_rounds(10**6, 500), layer_rounds(1000, 2000)
     (8, 31, 3)
     """
     if capacity >= records:
         return 1 + 2
-    levels = [4 if capacity >= 1.4 * records ** (2 / 3) else 16 if capacity >= 1.6 * records ** (4 / 9) else 64]
-    if levels[0] == 64:
+    x = (records / 2) ** (1 / 3)
+    levels = [4 if capacity >= 2 * x**2 + 6 * x + 6 else 16 if capacity >= 1.6 * records ** (4 / 9) else 64]
+    if levels[0] == 64 and capacity >= 3 * math.log2(records) ** 1.7:
         levels.append(math.ceil(11 * math.log(records) / math.log(capacity)))
     leaves = math.ceil(records / capacity)
     return min(levels) + 2 * max(1, math.ceil(math.log(2 * leaves) / math.log(capacity - 2))) + 2
 
 
-def rounds_bound(
-    protocol: TransformerProtocol, layers: int, records: int, width: int, pair: tuple[float, float]
-) -> Bound:
-    """The rounds for L layers that sort this many records of this width, and one more for ψ.
+def copy_rounds(shape: CollisionShape, memory_words: int, width: int) -> int:
+    """Down and up the paper's tree: 2⌈log_a C⌉ for C copies of s words each, as many as one token's records take.
 
-    >>> model = ema(256, 1 / 4, 2, seed=0)
-    >>> print(rounds_bound(as_protocol(model, 256, (1 / 4, 1 / 2), ROOM), 2, 1024, 7, (1 / 4, 1 / 2)))
-    rounds 17 ≤ 17 = L·(sort + 2·tree + 2) + 1 at N = 256, L = 2, ε = 0.25, ε' = 0.5
+    a is what s words hold of rows, and of sums for all heads. There are at most 2·(2ℓHw)/s + 1 copies of w words per
+    record, and a is about N^(ε'−ε), so this is O(3ρ/(ε'−ε)).
+
+    >>> shape = CollisionShape(tables=145, heads=2, code_words=1, value_words=2)
+    >>> copy_rounds(shape, 128 * 16, 4), copy_rounds(shape, 10_000, 4)
+    (2, 0)
     """
-    limit = layers * layer_rounds(records, protocol.limits.memory_words / width - 2) + 1
-    return at_most("rounds", protocol.rounds, limit, "L·(sort + 2·tree + 2) + 1", _at(protocol.n, layers, pair))
+    if memory_words >= _token_words(shape, width):
+        return 0
+    copies = 2 * shape.records(1) * shape.record / memory_words + 1
+    arity = memory_words / max(width + shape.record, shape.heads * shape.answer) - 2
+    return 2 * math.ceil(math.log(copies) / math.log(arity))
 
 
-def sorts_by_samples(protocol: TransformerProtocol) -> bool:
-    """Whether a layer of the protocol sorts by samples.
+def rounds_bound(rounds: int, layers: int, shape: CollisionShape, n: int, memory_words: int, at: str) -> Bound:
+    """The rounds for L layers of this shape, whose rows are as wide as their values, and one more for ψ.
 
-    >>> sorts_by_samples(as_protocol(ema(256, 1 / 4, 2, seed=0), 256, (1 / 4, 3 / 4), ROOM))
-    False
+    >>> shape = CollisionShape.of(ema(256, 1 / 4, 2, seed=0).layers[0])
+    >>> print(rounds_bound(17, 2, shape, 256, 16 * ROOM, "N = 256"))
+    rounds 17 ≤ 17 = L·(sort + 2·tree + 2 + copies) + 1 at N = 256
     """
-    layers = [part for part in protocol.parts if isinstance(part, CollisionLayer)]
-    return any(isinstance(layer.match.sort, Samplesort) for layer in layers)
+    capacity = memory_words / shape.record - 2
+    copying = copy_rounds(shape, memory_words, shape.heads * shape.value_words)
+    limit = layers * (layer_rounds(shape.records(n), capacity) + copying) + 1
+    return at_most("rounds", rounds, limit, "L·(sort + 2·tree + 2 + copies) + 1", at)
 
 
-def _at(n: int, layers: int, pair: tuple[float, float]) -> str:
+def machines_bound(built: Built, shape: CollisionShape, n: int, memory_words: int, at: str) -> Bound:
+    """N/⌊s/t⌋ token machines for the t words that one token sends; besides these, the records or the copies.
+
+    If t > s there are N token machines with ⌈ℓ/⌊s/2Hw⌋⌉ copies each. 2ℓHN records of w words fill K·2ℓHNw/s machines,
+    with the K of the sort. All of it is O(ℓ·N^(1+ε−ε')), for w = O(N^ε) and s = N^ε' words.
+
+    >>> shape = CollisionShape.of(ema(256, 1 / 4, 2, seed=0).layers[0])
+    >>> machines_bound(on_machines(shape, 256, 8192, 4, 1), shape, 256, 8192, "N = 256").holds
+    True
+    """
+    words = _token_words(shape, shape.heads * shape.value_words)
+    homes, copies = -(-n // max(1, memory_words // words)), 0
+    if words > memory_words:
+        copies = n * -(-shape.tables // (memory_words // (2 * shape.heads * shape.record)))
+    capacity = memory_words / shape.record - 2
+    factor = SAMPLES if built.by_samples else COLUMNS
+    limit = homes + max(copies, factor * shape.records(n) / capacity + 2)
+    return at_most("machines", built.machines, limit, f"tokens + max(copies, {factor}·records/capacity + 2)", at)
+
+
+def at(n: int, layers: int, pair: tuple[float, float]) -> str:
+    """Where a bound is measured.
+
+    >>> at(256, 2, (1 / 4, 3 / 4))
+    "N = 256, L = 2, ε = 0.25, ε' = 0.75"
+    """
     return f"N = {n:,}, L = {layers}, ε = {pair[0]:g}, ε' = {pair[1]:g}"
 
 
@@ -141,31 +229,62 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
                 transformer = ema(n, epsilon, layers, seed)
                 protocol = as_protocol(transformer, n, pair, ROOM)
                 run_both(trials, transformer, protocol, seed)
-                bounds.append(rounds_bound(protocol, layers, 2 * HEADS * n, _record(n, epsilon), pair))
-        machines, by_samples, planned = [], [], [n for n in PLANNED if n**epsilon <= WIDEST]
-        for n in planned:
-            protocol = as_protocol(ema(n, epsilon, 2, seed=0), n, pair, ROOM)
-            machines.append(protocol.limits.machines)
-            bounds.append(rounds_bound(protocol, 2, 2 * HEADS * n, _record(n, epsilon), pair))
-            limit = n ** (1 + epsilon - prime)
-            # Sorting by samples leaves room for uneven buckets, so it takes a few times as many machines.
-            by_samples.append(sorts_by_samples(protocol))
-            constant, formula = (1 / 2, "N^(1+ε−ε')/2 + 2") if by_samples[-1] else (1 / 8, "N^(1+ε−ε')/8 + 2")
-            bounds.append(at_most("machines", machines[-1], constant * limit + 2, formula, _at(n, 2, pair)))
-        if not any(by_samples):
-            what = f"machines, ε = {epsilon:g}, ε' = {prime:g}"
-            exponents.append(exponent(what, planned, machines, 1 + epsilon - prime, "1+ε−ε'"))
+                bounds.extend(built_bounds(protocol, transformer, at(n, layers, pair)))
+        sizes = planned_sizes(PLANNED, FAR, lambda n, pair=pair: (_shape(n, pair[0]), int(ROOM * n ** pair[1])))
+        for n, (built, shape, memory) in sizes.items():
+            bounds.append(rounds_bound(built.rounds, 2, shape, n, memory, at(n, 2, pair)))
+            bounds.append(machines_bound(built, shape, n, memory, at(n, 2, pair)))
+        # One kind of sort takes several times the machines of the other: the slope is that of the commoner one.
+        samples = sum(built.by_samples for built, _, _ in sizes.values()) > len(sizes) / 2
+        machines = {n: built.machines for n, (built, _, _) in sizes.items() if built.by_samples == samples}
+        what = f"machines, ε = {epsilon:g}, ε' = {prime:g}"
+        exponents.append(exponent(what, list(machines), list(machines.values()), 1 + epsilon - prime, "1+ε−ε'"))
     return trials.verdict(
         "MPC simulates EMA",
         f"random transformers of 1 to 3 layers, {HEADS} heads, mH = N^ε, to protocols with s = {ROOM}·N^ε', for "
         f"{len(PAIRS)} pairs (ε, ε')",
         sizes=list(CASES[effort]),
-        planned=PLANNED,
+        planned=sorted({*PLANNED, *FAR}),
         bounds=bounds,
         exponents=exponents,
     )
 
 
-def _record(n: int, epsilon: float) -> int:
-    """The words of a record: head, key, token, value, count."""
-    return 2 * head_width(n, epsilon) + 3
+def built_bounds(protocol: TransformerProtocol, transformer: Transformer, at: str) -> list[Bound]:
+    """The bounds of a protocol that was built, which must have the sizes of the formulas.
+
+    >>> model = ema(256, 1 / 4, 1, seed=0)
+    >>> all(bound.holds for bound in built_bounds(as_protocol(model, 256, (1 / 4, 3 / 4), ROOM), model, "N = 256"))
+    True
+    """
+    n, memory, layers = protocol.n, protocol.limits.memory_words, len(transformer.layers)
+    shape = CollisionShape.of(transformer.layers[0])
+    built = on_machines(shape, n, memory, protocol.widths[0], layers)
+    return [
+        exactly("built machines", protocol.limits.machines, built.machines, "formula", at),
+        rounds_bound(protocol.rounds, layers, shape, n, memory, at),
+        machines_bound(built, shape, n, memory, at),
+    ]
+
+
+def planned_sizes(
+    near: Sequence[int], far: Sequence[int], setting: Callable[[int], tuple[CollisionShape, int]]
+) -> dict[int, tuple[Built, CollisionShape, int]]:
+    """The sizes of two layers at each N, with their shape and s as the setting says.
+
+    Of the further N, those where machines hold few enough records for a quick plan.
+
+    >>> list(planned_sizes([256], [2**40], lambda n: (_shape(n, 1 / 4), int(ROOM * n ** (3 / 4)))))
+    [256]
+    """
+    sizes = {}
+    for n in (*near, *far):
+        shape, memory = setting(n)
+        if n in near or memory < PLANNABLE * shape.record:
+            sizes[n] = on_machines(shape, n, memory, shape.heads * shape.value_words, layers=2), shape, memory
+    return sizes
+
+
+def _shape(n: int, epsilon: float) -> CollisionShape:
+    """A record is head, key, token, value and count."""
+    return CollisionShape(1, HEADS, head_width(n, epsilon), head_width(n, epsilon))

@@ -112,7 +112,10 @@ def exponent(what: str, sizes: Sequence[int], measured: Sequence[float], limit: 
     """
     slope = math.nan
     if len(set(sizes)) > 1 and min(measured) > 0:
-        slope = round(float(np.polyfit(np.log(sizes), np.log(measured), 1)[0]), 6) + 0.0
+        slope = (
+            round(float(np.polyfit(np.log(np.asarray(sizes, float)), np.log(np.asarray(measured, float)), 1)[0]), 6)
+            + 0.0
+        )
     return Bound(f"{what} ~ N^", slope, "≤", limit, formula)
 
 
