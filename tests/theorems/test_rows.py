@@ -160,8 +160,8 @@ def one_more_level_of_samples(patch):
 
 def one_more_round_down_the_tree(patch):
     """The tree to the copies of a token machine is one level too deep."""
-    right = Copies.depth.fget
-    patch.setattr(Copies, "depth", property(lambda self: right(self) + (self.copies > 1)))
+    right = Copies.depth
+    patch.setattr(Copies, "depth", property(lambda self: right.__get__(self) + (self.copies > 1)))
 
 
 def a_copy_that_forgets_its_last_table(patch):
