@@ -51,3 +51,34 @@ def test_models_of_the_library_are_small_and_say_where_they_come_from(name):
     assert (TEXT_MODELS / f"{name}.csv").read_text().startswith("step,bits\n")
     assert (TEXT_MODELS / f"{name}.safetensors").stat().st_size < 2 * 2**20
     assert text_model(str(TEXT_MODELS / f"{name}.json")).config == model.config
+
+
+def test_text_is_streamed_and_is_the_same_for_the_same_seed(command):
+    code, out, errors = command("generate", "--prompt", "def ", "--n", 40, "--seed", 1)
+    assert code == 0
+    assert out.startswith("def ")
+    assert "40 bytes, " in errors
+    again = command("generate", "--prompt", "def ", "--n", 40, "--seed", 1, "--json")[1]
+    told = json.loads(again)
+    assert told["text"] == out.removesuffix("\n")
+    assert told["seconds"] > 0
+    assert command("generate", "--prompt", "def ", "--n", 40, "--seed", 2)[1] != out
+
+
+def test_generation_repeats_what_the_prompt_had_beyond_the_window(command):
+    name = "quetzalcoatlus"
+    prompt = f"{name} = 1\n" + "# nothing\n" * 6 + name[:8]
+    _, out, _ = command("generate", "--prompt", prompt, "--n", len(name) - 8, "--temperature", 0, "--json")
+    assert json.loads(out)["text"].endswith(f"\n{name}")
+
+
+def test_what_cannot_be_written_is_refused(command):
+    for arguments, message in (
+        (("--model", "cod"), "did you mean code?"),
+        (("--prompt", ""), "at least one byte"),
+        (("--n", "0"), "an integer of at least 1"),
+        (("--temperature", "-1"), "a number of at least 0"),
+    ):
+        code, out, errors = command("generate", *arguments)
+        assert (code, out) == (2, "")
+        assert message in errors, errors

@@ -23,6 +23,7 @@ COMMANDS = {
     "mpc": "Run massively parallel protocols under enforced limits.",
     "theorems": "Build what the paper's theorems promise, and measure it.",
     "data": "Get a corpus of real text, and check it.",
+    "generate": "Stream text from a model that comes with the library.",
     "needle": "Hide facts in a million tokens of real text, and ask.",
     "doctor": "Say what runs here, what does not and why, and test it.",
 }
