@@ -14,6 +14,7 @@ from annattn.kernels import Order, SumInputs, use_backend
 from annattn.kernels.torch.backend import TorchBackend
 from annattn.kernels.triton.backend import AtomicTritonBackend, TritonBackend
 from annattn.lsh import IGNORED, NO_BUCKET, CrossPolytope, Euclidean, Hyperplane
+from annattn.measure.gpu import attention_costs, decode_costs, gradient_costs, window_costs
 from tests.kernels.test_gradient import case, gradients, over_all_pairs
 
 pytestmark = [pytest.mark.triton, pytest.mark.skipif(not find_spec("triton"), reason="Triton is not installed")]
@@ -178,7 +179,7 @@ STEPS = {
     "newest without history": {"tables": 2, "hashes": 3, "width": 3, "mechanism": "latest_match", "history": 0},
     "a draw per head": {"tables": 2, "hashes": 3, "width": 3, "draws": 2},
     "wide codes": {"tables": 2, "hashes": 14, "width": 3},
-    "no history": {"tables": 5, "hashes": 3, "width": 70, "history": 0},
+    "no history": {"tables": 5, "hashes": 3, "width": 3, "history": 0},
     "history of one": {"tables": 2, "hashes": 3, "width": 3, "history": 1},
     "default history": {"tables": 2, "hashes": 3, "width": 3, "history": 32},
     "history of several blocks": {"tables": 5, "hashes": 3, "width": 3, "history": 7, "places": 2},
@@ -211,9 +212,9 @@ def step_tokens(kind, generator, steps):
             torch.randn(2, heads, 1, width, generator=generator).to(kind["dtype"])
             for heads, width in ((4, 6), (2, 6), (2, kind["width"]))
         )
-        if step == 3:
+        if step == 2:
             query[0, 1, 0, 2] = torch.nan
-        if step == 6:
+        if step == 3:  # so that it leaves a history of four
             key[1, 0, 0, 2] = torch.inf
         yield query, key, value
 
@@ -385,3 +386,37 @@ torch.testing.assert_close(out, aa.anna_attention(x, x, x, hasher))
 """
     done = run(program, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stderr
+
+
+def test_the_cost_model_counts_the_launches_there_are(monkeypatch):
+    from annattn.kernels.triton import band, decode, hashing, outer, sums
+
+    counted: dict[str, int] = {}
+
+    def count(kernel, programs, *arguments, **more):
+        if 0 not in programs:
+            counted[kernel.__name__] = counted.get(kernel.__name__, 0) + 1
+
+    for module in (band, decode, hashing, outer, sums):
+        monkeypatch.setattr(module, "launch", count)
+    monkeypatch.setattr(torch, "empty", torch.zeros)  # what no kernel fills is read all the same
+    monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
+    hasher = Hyperplane(64).sample(tables=8, hashes=2)  # so few buckets that all tables are summed at once
+    query, key, value = (torch.randn(1, 1, 9, 64).requires_grad_() for _ in range(3))
+    with use_backend("triton"):
+        out = aa.anna_attention(query, key, value, hasher)
+        forward, again = attention_costs(9), gradient_costs(9)
+        assert counted.pop("_hash_signs") == forward["hash"].launches
+        assert counted.pop("_find") == forward["find"].launches
+        assert counted.pop("_add_rows") + counted.pop("_add_tiles") == forward["add"].launches
+        assert counted.pop("_read_sums") == forward["read"].launches
+        out.sum().backward()
+        assert counted.pop("_add_turns") == again["turns"].launches
+        assert counted.pop("_find") == again["values: find"].launches + again["turns: find"].launches // 3
+        counted.clear()
+        aa.attention.sliding_window_attention(query, key, value, window=4, is_causal=True).sum().backward()
+        assert counted.pop("_attend") == window_costs(9)["window"].launches
+        assert set(counted) == {"_turn_queries", "_turn_keys"}
+        counted.clear()
+        aa.BucketCache(hasher, value_dim=64).step(*(x[:, :, :1].detach() for x in (query, key, value)))
+        assert counted["_step"] == decode_costs()["step"].launches

@@ -1,4 +1,7 @@
-"""Non-causal sums by atomic additions: one row per possible bucket, filled in any order."""
+"""Non-causal sums by atomic additions: one row per possible bucket, filled in any order.
+
+Work: m·tables·width atomic additions and n·tables·width numbers read. Memory: tables · buckets · (width + 2) numbers.
+"""
 
 import torch
 import triton.language as tl

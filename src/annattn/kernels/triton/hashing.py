@@ -2,6 +2,9 @@
 
 The codes are those of the families' float64 definition, as on the CPU: a rigorous bound on the error of a float32
 product says which answers are in doubt, and a program that has one repeats its tile in float64. The host reads nothing.
+
+Work: 2·dim operations per row and hyperplane, 2·dim·axes per row and dense rotation, 3·axes·log2(axes) per row and
+structured one. Memory: the codes, and the rows in float32 where they are not.
 """
 
 import torch
