@@ -18,14 +18,16 @@ _NOTICE = "annattn: loading or compiling kernels\n"
 _KEPT = "annattn: the compiled kernels are kept on disk for the next time\n"
 
 
-def kernel(function: Callable[..., Any] | None = None, *, fastmath: set[str] | bool = False) -> Any:
+def kernel(
+    function: Callable[..., Any] | None = None, *, fastmath: set[str] | bool = False, inlined: bool = False
+) -> Any:
     """Decorator: compile on first call, keep the result on disk for the next process.
 
-    Arrays are costly to hand over, some nanoseconds each: the innermost loops take few of them.
+    Arrays are costly to hand over, some nanoseconds each: what the innermost loops call is `inlined`.
     """
     if function is None:
-        return lambda function: kernel(function, fastmath=fastmath)
-    compiled = numba.njit(function, nogil=True, fastmath=fastmath)
+        return lambda function: kernel(function, fastmath=fastmath, inlined=inlined)
+    compiled = numba.njit(function, nogil=True, fastmath=fastmath, forceinline=inlined)
     # Where Numba finds no folder that it may write to, every process compiles anew.
     with contextlib.suppress(RuntimeError):
         compiled._cache = _Kept(function)  # pyright: ignore[reportAttributeAccessIssue]

@@ -5,13 +5,15 @@ import torch
 from torch import Tensor
 
 from annattn.kernels.numba.compiled import kernel
-from annattn.kernels.numba.hashing import _SLACK, _UNIT, _dot, _scale, _set_bounds, hash_rows
+from annattn.kernels.numba.hashing import _SLACK, _UNIT, _add_products, _dot, _scale, _set_bounds, hash_rows
+from annattn.kernels.numba.rows import set_row
 from annattn.kernels.numba.threads import run_pieces
 from annattn.lsh import NO_BUCKET, Hasher, Hyperplane
 
-__all__ = ["FewRows"]
+__all__ = ["FewRows", "hash_few"]
 
 _MOST = 512  # rows; of more the other way is faster
+_TOGETHER = 4  # rows projected at a time, and columns of them
 
 
 class FewRows:
@@ -20,74 +22,108 @@ class FewRows:
     def __init__(self, hasher: Hasher) -> None:
         self.hasher = hasher
         # Codes of other families, and wide ones, come from the general way.
-        self._ready = type(hasher.family) is Hyperplane and hasher.hashes <= 62
-        if self._ready:
-            vectors = hasher.parameters[0].detach()
-            unit = (hasher.dim + 1) * _UNIT
-            self._spread = _SLACK * unit / (1 - unit) * float(vectors.double().square().sum(1).max().sqrt())
-            self._vectors = vectors.float().reshape(hasher.heads, -1, hasher.dim)
-            self._planes = vectors.numpy()
+        self.ready = type(hasher.family) is Hyperplane and hasher.hashes <= 62
+        if self.ready:
+            draws, tables, hashes, dim = hasher.heads, hasher.tables, hasher.hashes, hasher.dim
+            normals = hasher.parameters[0].detach().numpy().reshape(-1, dim)
+            unit = (dim + 1) * _UNIT
+            self._spread = _SLACK * unit / (1 - unit) * float(np.sqrt((normals.astype(np.float64) ** 2).sum(1).max()))
+            # Upright, and by hash before table: so the tables of a row are packed side by side.
+            upright = np.zeros((draws, -(-dim // _TOGETHER) * _TOGETHER, hashes, tables), np.float32)
+            upright[:, :dim] = normals.reshape(draws, tables, hashes, dim).transpose(0, 3, 2, 1)
+            self._upright, self._normals = upright, normals.reshape(draws, tables, hashes, dim)
+
+    def takes(self, *inputs: Tensor) -> bool:
+        """Whether these are few rows of one token each that can be hashed here."""
+        return (
+            self.ready
+            and sum(x.shape[0] * x.shape[1] for x in inputs) <= _MOST
+            and all(x.shape[2] == 1 and x.numel() and x.dtype in _DTYPES for x in inputs)
+        )
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """What `hash_few` hashes by."""
+        return self._upright, self._normals, self._spread
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """Codes (batch, heads, n, tables) of rows (batch, heads, n, dim)."""
-        hasher, one = self.hasher, inputs[0]
-        few = sum(x.shape[0] * x.shape[1] * x.shape[2] for x in inputs) <= _MOST
-        if (
-            not (self._ready and few and all(x.shape[2] == 1 and x.numel() and x.dtype == one.dtype for x in inputs))
-            or one.dtype == torch.float64
-            or not one.dtype.is_floating_point
-            or torch.get_float32_matmul_precision() != "highest"
-        ):
-            return hash_rows(hasher, *inputs)
-        # Rows in order of their draws: (draws, rows, dim).
-        draws, dim = hasher.heads, hasher.dim
-        if draws == 1:
-            rows = torch.cat([x.detach().reshape(1, -1, dim) for x in inputs], 1)
-        else:
-            rows = torch.cat([x.detach().reshape(-1, draws, x.shape[1] // draws, dim).transpose(0, 1).flatten(1, 2)
-                              for x in inputs], 1)  # fmt: skip
-        rows = rows.float()
-        product = torch.empty(draws, rows.shape[1], self._vectors.shape[1], device="cpu")
-        # Autocast knows both products, and leaves those with an `out` alone.
-        if draws == 1:
-            torch.mm(rows[0], self._vectors[0].T, out=product[0])
-        else:
-            torch.bmm(rows, self._vectors.transpose(1, 2), out=product)
-        codes = np.empty((draws, rows.shape[1], hasher.tables), np.int64)
-        run_pieces(
-            lambda _: _pack(product.numpy(), rows.numpy(), self._planes, self._spread, hasher.hashes, codes), 1, "few"
-        )
-        parts, begin = [], 0
-        for x in inputs:
-            batch, heads = x.shape[:2]
-            mine = codes[:, begin : begin + batch * heads // draws]
-            begin += batch * heads // draws
-            if draws > 1:
-                mine = mine.reshape(draws, batch, heads // draws, -1).swapaxes(0, 1)
-            parts.append(torch.from_numpy(np.ascontiguousarray(mine).reshape(batch, heads, 1, hasher.tables)))
-        return parts
+        if not self.takes(*inputs):
+            return hash_rows(self.hasher, *inputs)
+        codes = [np.empty((*x.shape[:3], self.hasher.tables), np.int64) for x in inputs]
+
+        def one(number: int) -> None:
+            rows, into = rows_of(inputs[number]), codes[number]
+            hash_few(rows, into.shape[1], *self.arrays, into.reshape(-1, into.shape[-1]))
+
+        run_pieces(one, len(inputs), "few")
+        return [torch.from_numpy(each) for each in codes]
+
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def rows_of(x: Tensor) -> np.ndarray:
+    """Rows (batch, heads, 1, dim) as a float32 array (batch · heads, dim)."""
+    x = x.detach()
+    return (x if x.dtype == torch.float32 else x.float()).contiguous().numpy().reshape(-1, x.shape[-1])
 
 
 @kernel
-def _pack(product, rows, planes, spread, hashes, codes):
-    """Codes from projections; the sign of one that float32 cannot decide is that of float64."""
-    draws, count, tables = codes.shape
-    bounds = np.empty(count, np.float32)
+def hash_few(rows, heads, upright, normals, spread, codes):
+    """Codes (batch · heads, tables) of rows (batch · heads, dim): the signs of projections.
+
+    The sign of a projection that float32 cannot decide is that of float64.
+    """
+    draws, dim, hashes, tables = upright.shape
+    width, functions, together = rows.shape[1], hashes * tables, _TOGETHER
+    share = heads // draws
+    count = len(rows) // heads * share
+    flat = upright.reshape(-1)
+    taken, product = np.zeros((together, dim), np.float32), np.empty(together * functions, np.float32)
+    bounds = np.empty(1, np.float32)
+    few = taken.reshape(-1)
+    zero = np.float32(0)
     for draw in range(draws):
-        _set_bounds(rows[draw], 0, spread, bounds)
-        for r in range(count):
-            line, bound = product[draw, r], bounds[r]
-            scale = 0.0 if bound < np.inf else _scale(rows[draw, r])
-            if scale < 0:
-                codes[draw, r, :] = NO_BUCKET
-                continue
-            for table in range(tables):
-                code = np.int64(0)
+        for first in range(0, count, together):
+            last = min(first + together, count)
+            for r in range(first, last):
+                at = r // share * heads + draw * share + r % share
+                for k in range(width):
+                    taken[r - first, k] = rows[at, k]
+            set_row(product, 0, zero, together * functions)
+            for k in range(0, dim, together):
+                place = (draw * dim + k) * functions
+                _add_products(product, 0, few, k, dim, flat, place, functions, functions)
+            for r in range(first, last):
+                at, begin = r // share * heads + draw * share + r % share, (r - first) * functions
+                _set_bounds(rows, at, spread, bounds)
+                into, bound = codes[at], bounds[0]
+                into[:] = 0
                 for h in range(hashes):
-                    projection = line[table * hashes + h]
-                    positive = projection >= np.float32(0)
-                    if not abs(projection) > bound:
-                        of = planes[(draw * tables + table) * hashes + h]
-                        positive = _dot(rows[draw, r], of, _scale(rows[draw, r])) >= 0
-                    code |= np.int64(positive) << np.int64(h)
-                codes[draw, r, table] = code
+                    line = product[begin + h * tables : begin + (h + 1) * tables]
+                    for table in range(tables):
+                        into[table] |= np.int64(line[table] >= zero) << np.int64(h)
+                doubts = 0
+                for k in range(functions):
+                    doubts += np.int32(not abs(product[begin + k]) > bound)
+                if doubts:
+                    _decide(rows[at], normals[draw], product, begin, bound, into)
+
+
+@kernel
+def _decide(row, normals, product, begin, bound, codes):
+    """Set the bits in doubt by projections in float64; a row that is not finite has no bucket."""
+    tables, hashes, _ = normals.shape
+    scale = _scale(row)
+    if scale < 0:
+        codes[:] = NO_BUCKET
+        return
+    for table in range(tables):
+        for h in range(hashes):
+            if not abs(product[begin + h * tables + table]) > bound:
+                bit = np.int64(1) << np.int64(h)
+                if _dot(row, normals[table, h], scale) >= 0:
+                    codes[table] |= bit
+                else:
+                    codes[table] &= ~bit

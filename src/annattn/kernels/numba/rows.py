@@ -13,7 +13,7 @@ __all__ = ["add_row", "copy_row", "divide_row", "is_finite_row", "set_row", "set
 _U = np.uint64
 
 
-@kernel
+@kernel(inlined=True)
 def add_row(target, at, source, begin, width):
     """target[at + k] += source[begin + k] for k below `width`."""
     at, begin = _U(at), _U(begin)
@@ -21,7 +21,7 @@ def add_row(target, at, source, begin, width):
         target[at + k] += source[begin + k]
 
 
-@kernel
+@kernel(inlined=True)
 def copy_row(target, at, source, begin, width):
     """target[at + k] = source[begin + k] for k below `width`."""
     at, begin = _U(at), _U(begin)
@@ -29,7 +29,7 @@ def copy_row(target, at, source, begin, width):
         target[at + k] = source[begin + k]
 
 
-@kernel
+@kernel(inlined=True)
 def set_to_sum(target, at, source, first, second, width):
     """target[at + k] = source[first + k] + source[second + k]."""
     at, first, second = _U(at), _U(first), _U(second)
@@ -37,7 +37,7 @@ def set_to_sum(target, at, source, first, second, width):
         target[at + k] = source[first + k] + source[second + k]
 
 
-@kernel
+@kernel(inlined=True)
 def set_row(target, at, number, width):
     """target[at + k] = number."""
     at = _U(at)
@@ -45,7 +45,7 @@ def set_row(target, at, number, width):
         target[at + k] = number
 
 
-@kernel
+@kernel(inlined=True)
 def divide_row(target, at, divisor, width):
     """target[at + k] /= divisor."""
     at, divisor = _U(at), target.dtype.type(divisor)

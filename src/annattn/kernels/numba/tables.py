@@ -7,65 +7,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from annattn.errors import InputError, NoMemoryError
+from annattn.errors import InputError
 from annattn.kernels.numba import bucket_store as store
 from annattn.kernels.numba import memory
+from annattn.kernels.numba.decode import decode, read, step
+from annattn.kernels.numba.few_rows import FewRows, rows_of
+from annattn.kernels.numba.fold import fold, forecast
+from annattn.kernels.numba.head import FIRST_PLACES, MANY, Head
 from annattn.kernels.numba.threads import pieces_of, run_pieces
 from annattn.kernels.tables import LIST, Layout, Tables
-from annattn.lsh import IGNORED
+from annattn.lsh import IGNORED, Hasher
 
 __all__ = ["NumbaTables"]
 
-_FIRST_PLACES = 8  # of a table with keys
-_CROWDED = 12  # members per bucket, from which on nearly every bucket is a row: then values are not even kept
-_MANY = 64  # tokens at once, for which room is made in larger steps
-_MOST = 2**29  # rows of an array: 4 · number + kind is an int32
-_HUGE = 2**22  # bytes; NumPy asks for huge pages for new arrays of at least so many, and only for those
+_SPARSE = 4  # buckets per token, up to which a table has a place for every one when many tokens come at once
 _WORTH_LISTING = 8  # columns from which on a list takes less than a row
-
-_ARRAYS = ("entries", "keys", "taken", "values", "lists", "sums", "counts")  # in the order of their fields
-
-
-class _Head:
-    """The arrays of one head; those that are `shared` are copied before they change."""
-
-    def __init__(self, tables: int, width: int, buckets: int, kind: type) -> None:
-        self.tables, self.width, self.buckets = tables, width, buckets
-        self.taken = np.zeros(tables, np.int32)
-        self.values, self.lists = np.zeros((0, width), kind), np.zeros((0, store.RECORD), np.int32)
-        self.sums, self.counts = np.zeros((0, width)), np.zeros(0, np.int64)
-        self.shared = False
-        self.make_places(_FIRST_PLACES)
-
-    def make_places(self, places: int) -> None:
-        """Empty places for so many buckets per table; one for each there could be if that takes no more."""
-        self.direct = self.buckets <= 4 * places  # a place with a key takes three times as much, and is not always used
-        places = self.buckets if self.direct else places
-        self.entries = np.zeros((self.tables, places), np.int32)
-        self.keys = np.zeros((self.tables, 0 if self.direct else places), np.int64)
-
-    def arrays(self) -> list[np.ndarray]:
-        return [getattr(self, name) for name in _ARRAYS]
-
-    def copy(self) -> "_Head":
-        twin = _Head.__new__(_Head)
-        vars(twin).update(vars(self))
-        for name in _ARRAYS:
-            setattr(twin, name, getattr(self, name).copy())
-        twin.shared = False
-        return twin
-
-    def write_to(self, line: np.ndarray) -> None:
-        """Enter where the arrays lie and how long they are into the head's line; how much is used stands there."""
-        line[: len(_ARRAYS)] = [array.ctypes.data for array in self.arrays()]
-        line[store.PLACES], line[store.DIRECT] = self.entries.shape[1], self.direct
-        line[store.VALUE_ROOM], line[store.LIST_ROOM], line[store.ROW_ROOM] = map(
-            len, (self.values, self.lists, self.sums)
-        )
 
 
 class NumbaTables(Tables):
-    """A `_Head` per batch row and head, and rings of the last tokens."""
+    """A `Head` per batch row and head, and rings of the last tokens."""
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
@@ -78,10 +38,11 @@ class NumbaTables(Tables):
         self._late_values = np.zeros((groups, history, layout.width), self._kind)
         self._late = np.zeros((layout.batch, 2), np.int64)
         self._counts = np.zeros(layout.batch, np.int64)
+        self._few_rows: FewRows | None = None
         self._refresh()
 
-    def _new_head(self) -> _Head:
-        return _Head(self.layout.tables, self.layout.width, self.layout.buckets, self._kind)
+    def _new_head(self) -> Head:
+        return Head(self.layout.tables, self.layout.width, self.layout.buckets, self._kind)
 
     def _refresh(self) -> None:
         """After arrays were exchanged."""
@@ -117,13 +78,13 @@ class NumbaTables(Tables):
         layout, n = self.layout, codes.shape[2]
         if not codes.numel():
             return
-        if int(codes.max()) >= layout.buckets:
-            raise _bad_code(layout)
         taking_part = np.ones((layout.batch, n), np.bool_) if kept is None else kept.numpy()
         self._own()
         value = self._fit(value)
         flat, starts, stride = memory.flat(value)
         lines = codes.transpose(2, 3).contiguous().numpy().reshape(len(self._heads), layout.tables, n)
+        if lines.max() >= layout.buckets:
+            raise _bad_code(layout)
         new = [np.flatnonzero(row) for row in taking_part]
         # Of the ring and the new tokens together, the last ones stay in the ring.
         leaving, entering, staying = [], [], []
@@ -133,12 +94,11 @@ class NumbaTables(Tables):
             passed = max(0, len(tokens) - layout.history)
             entering.append(tokens[:passed])
             staying.append(tokens[passed:])
-        new_ones = max(map(len, entering))
-        self._go_rows_only(int((self._counts - self._late[:, 1]).max()) + new_ones, new_ones)
         self._fold(self._late_codes, self._late_values.reshape(-1), self._starts, layout.width, leaving)
         self._fold(lines, flat, starts.reshape(-1), stride, entering)
-        if n >= _MANY:
-            self._settle()
+        if n >= MANY:
+            for head, line in zip(self._heads, self._lines, strict=True):
+                head.settle(line)
         late_codes = self._late_codes.reshape(layout.batch, layout.heads, layout.tables, layout.history)
         late_values = self._late_values.reshape(layout.batch, layout.heads, layout.history, layout.width)
         lines = lines.reshape(layout.batch, layout.heads, layout.tables, n)
@@ -173,12 +133,13 @@ class NumbaTables(Tables):
         work = int(edges[-1]) // self.layout.batch * self.layout.tables * width
         pieces, _ = pieces_of(groups, work, 1)
         cuts = groups * np.arange(pieces + 1) // pieces
+        self._prepare(codes, which, edges, cuts)
 
         def piece(number: int) -> None:
             progress = np.zeros(4, np.int64)
             progress[0] = cuts[number]
             self._until_done(
-                lambda: store.fold(
+                lambda: fold(
                     self._lines, cuts[number], cuts[number + 1], self._shape, codes, source, starts, stride, which,
                     edges, progress,
                 ),
@@ -196,65 +157,26 @@ class NumbaTables(Tables):
     def _make_room(self, group: int, reason: int, tokens: int) -> None:
         if reason == store.BAD_CODE:
             raise _bad_code(self.layout)
-        head, line = self._heads[group], self._lines[group]
-        if reason == store.VALUES_FULL:
-            used = int(line[store.VALUES_USED])
-            if self._wasteful(group, tokens):
-                self._keep_only_rows(group)
-            else:
-                _lengthen(head, ("values",), used + max(tokens, used // 8, 8))
-        elif reason == store.LISTS_FULL:
-            _lengthen(head, ("lists",), _longer(len(head.lists), tokens))
-        elif reason == store.ROWS_FULL:
-            most = head.tables * head.buckets
-            _lengthen(head, ("sums", "counts"), min(most, _longer(len(head.sums), tokens)))
-        else:
-            entries, keys = head.entries, head.keys
-            head.make_places(2 * entries.shape[1])
-            head.write_to(line)
-            store.rehash(line, head.tables, entries.reshape(-1), keys.reshape(-1), entries.shape[1])
-        head.write_to(line)
+        self._heads[group].make_room(self._lines[group], reason, tokens)
 
-    def _go_rows_only(self, tokens: int, new: int) -> None:
-        """Keep rows and no values, if so many tokens would crowd all buckets."""
-        if not self.layout.keep_newest and tokens > _CROWDED * self.layout.buckets:
-            for group in np.flatnonzero(self._lines[:, store.ONLY_ROWS] == 0).tolist():
-                self._keep_only_rows(group)
-            if new > _CROWDED * self.layout.buckets:  # room for all rows at once: what stays unused is given back
-                for head, line in zip(self._heads, self._lines, strict=True):
-                    _lengthen(head, ("sums", "counts"), head.tables * head.buckets)
-                    head.write_to(line)
-
-    def _wasteful(self, group: int, tokens: int) -> bool:
-        """Whether values and lists, with room for more tokens, take half as much as the rows that they stand for."""
-        head, line = self._heads[group], self._lines[group]
-        rows = int(head.taken.sum()) - int(line[store.ROWS_USED])
-        used = int(line[store.VALUES_USED])
-        kept = (used + tokens) * head.values.itemsize * head.width + head.lists.nbytes
-        return used > 0 and 2 * kept >= rows * 8 * (head.width + 1)
-
-    def _settle(self) -> None:
-        """After many tokens at once: keep only rows where that takes less, and give back room left unused."""
-        for group, (head, line) in enumerate(zip(self._heads, self._lines, strict=True)):
-            if not line[store.ONLY_ROWS] and self._wasteful(group, 0):
-                self._keep_only_rows(group)
-            for names, used in ((("lists",), line[store.LISTS_USED]), (("sums", "counts"), line[store.ROWS_USED])):
-                most = _longer(int(used), 1)
-                if len(getattr(head, names[0])) > most:
-                    for name in names:
-                        array = getattr(head, name)
-                        array.resize((most, *array.shape[1:]), refcheck=False)
-            head.write_to(line)
-
-    def _keep_only_rows(self, group: int) -> None:
-        head, line = self._heads[group], self._lines[group]
-        more = int(head.taken.sum()) - int(line[store.ROWS_USED])
-        _lengthen(head, ("sums", "counts"), max(len(head.sums), int(line[store.ROWS_USED]) + more))
-        head.write_to(line)
-        store.only_rows(line, head.tables, head.width, head.values.reshape(-1)[:0])
-        head.values, head.lists = head.values[:0].copy(), head.lists[:0].copy()
-        line[[store.VALUES_USED, store.LISTS_USED]], line[store.FREE_LIST] = 0, -1
-        head.write_to(line)
+    def _prepare(self, codes: np.ndarray, which: np.ndarray, edges: np.ndarray, cuts: np.ndarray) -> None:
+        """Make the room that many tokens will need, once; keep only rows if values and lists would be wasteful."""
+        layout, tokens = self.layout, int(np.diff(edges).max())
+        if layout.keep_newest or tokens < MANY or layout.buckets > _SPARSE * tokens:
+            return
+        for head, line in zip(self._heads, self._lines, strict=True):
+            if not head.direct:
+                head.rehash(line, layout.buckets)
+        needed = np.zeros((len(self._heads), 3), np.int64)
+        run_pieces(
+            lambda number: forecast(
+                self._lines, cuts[number], cuts[number + 1], self._shape, codes, which, edges, needed
+            ),
+            len(cuts) - 1,
+            "forecast",
+        )
+        for head, line, more in zip(self._heads, self._lines, needed.tolist(), strict=True):
+            head.prepare(line, tokens, *more)
 
     def read(self, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `Tables`."""
@@ -269,7 +191,7 @@ class NumbaTables(Tables):
         sums, counts, nobody = found
 
         def piece(number: int) -> None:
-            bad = store.read(
+            bad = read(
                 self._lines, cuts[number], cuts[number + 1], self._shape, lines, self._late_codes,
                 self._late_values.reshape(-1), self._late, sums, counts, nobody,
             )  # fmt: skip
@@ -303,10 +225,32 @@ class NumbaTables(Tables):
             count.reshape(-1), unknown.reshape(-1),
         )  # fmt: skip
         run_pieces(
-            lambda _: self._until_done(lambda: store.step(self._lines, *arguments), progress, 1), 1, "step", self._kind
+            lambda _: self._until_done(lambda: step(self._lines, *arguments), progress, 1), 1, "step", self._kind
         )
         self._counts += taking_part
         return torch.from_numpy(total), torch.from_numpy(count), torch.from_numpy(unknown)
+
+    def decode(self, hasher: Hasher, query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """See `Tables`; one compiled call, from rows to means."""
+        if self._few_rows is None or self._few_rows.hasher is not hasher:
+            self._few_rows = FewRows(hasher)
+        if not self.layout.history or not self._few_rows.takes(query, key):
+            return None
+        if self._any_shared:
+            self._own()
+        width, progress = self.layout.width, np.zeros(5, np.int64)
+        out = np.empty((*query.shape[:3], width), np.float32 if dtype == torch.float32 else np.float64)
+        arguments = (
+            self._shape, self._few_rows.arrays, rows_of(query), rows_of(key),
+            self._fit(value).contiguous().detach().numpy().reshape(-1), self._starts, self._late_codes,
+            self._late_values.reshape(-1), self._late, self._which, self._edges, progress, out.reshape(-1),
+        )  # fmt: skip
+        run_pieces(
+            lambda _: self._until_done(lambda: decode(self._lines, *arguments), progress, 1), 1, "decode", self._kind,
+            out.dtype,
+        )  # fmt: skip
+        self._counts += 1
+        return torch.from_numpy(out).to(dtype)
 
     def crop(self, tokens: Sequence[int]) -> None:
         """See `Tables`."""
@@ -333,7 +277,7 @@ class NumbaTables(Tables):
         layout, each = self.layout, self.layout.heads
         picked = NumbaTables.__new__(NumbaTables)
         Tables.__init__(picked, replace(layout, batch=len(rows)))
-        picked._kind = self._kind
+        picked._kind, picked._few_rows = self._kind, self._few_rows
         groups = [None if row is None else row * each + head for row in rows for head in range(each)]
         at = np.array([-1 if group is None else group for group in groups])
         # A head that two rows have is shared by them.
@@ -373,7 +317,7 @@ class NumbaTables(Tables):
             other, theirs = later._lines[group], later._heads[group]
             used, more = int(line[store.VALUES_USED]), int(other[store.VALUES_USED])
             if not line[store.ONLY_ROWS]:
-                _lengthen(head, ("values",), used + more)
+                head.resize(("values",), used + more)
                 head.values[used:] = theirs.values[:more]
                 line[store.VALUES_USED] += more
                 head.write_to(line)
@@ -448,7 +392,7 @@ class NumbaTables(Tables):
             )
             table, kinds = array["bucket_tables"][buckets], array["bucket_kinds"][buckets]
             most = int(np.bincount(table, minlength=1).max())
-            places = _FIRST_PLACES
+            places = FIRST_PLACES
             while 3 * places < 4 * most:
                 places *= 2
             head.make_places(places)
@@ -475,25 +419,6 @@ class NumbaTables(Tables):
 
 
 _ONES = np.ones(1, np.bool_)
-
-
-def _lengthen(head: _Head, names: Sequence[str], length: int) -> None:
-    """Give arrays more rows."""
-    if length > _MOST:
-        raise NoMemoryError(f"one head of a cache holds at most {_MOST:,} values, lists or rows")
-    for name in names:
-        array = getattr(head, name)
-        if length * array.itemsize * int(np.prod(array.shape[1:])) < _HUGE:
-            array.resize((length, *array.shape[1:]), refcheck=False)
-        else:
-            longer = np.empty((length, *array.shape[1:]), array.dtype)
-            longer[: len(array)] = array
-            setattr(head, name, longer)
-
-
-def _longer(length: int, tokens: int) -> int:
-    """How long to make an array that is full."""
-    return length + max(length if tokens >= _MANY else length // 8, 8)
 
 
 def _bad_code(layout: Layout) -> InputError:
