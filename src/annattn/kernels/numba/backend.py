@@ -57,11 +57,11 @@ class NumbaBackend(Backend):
 
     def bucket_sum(self, inputs: SumInputs) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
-        return bucket_sums(inputs, np.zeros(1, np.bool_), divide=False)
+        return bucket_sums(inputs, np.zeros(2, np.bool_), divide=False)
 
     def bucket_mean(self, inputs: SumInputs) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
-        lost = np.zeros(1, np.bool_)
+        lost = np.zeros(2, np.bool_)
         mean, count = bucket_sums(inputs, lost, divide=True)
         if lost[0]:
             unknown = nan_targets(inputs.target_codes, inputs.source_codes, inputs.order)

@@ -55,6 +55,8 @@ def read(heads, first, last, shape, codes, late_codes, late_values, late, total,
     per_row, buckets, width, newest, _ = shape
     _, share, tables, n = codes.shape
     history, queries = late_codes.shape[2], share * n
+    if queries == 0:
+        return DONE
     rings = late_codes.reshape(-1)
     found, met = np.zeros(2 * tables, np.int32), np.zeros(2 * max(history, 1), np.int32)
     for row in range(first * queries - 1, last * queries):

@@ -5,7 +5,8 @@ takes 16, and one of 64 the same time as a loop.
 
 Codes are (tables, n) arrays of one head; a negative code takes no part. Sums are kept per table in flat float arrays,
 slot after slot, `width` numbers per slot. A block is a run of positions in time; `reverse` counts them from the end.
-Whoever meets a row without a bucket sets lost[0], and whoever finds a sum that is not finite spilled[0].
+Whoever meets a row without a bucket sets lost[0], whoever meets a code that there cannot be sets lost[1], and whoever
+finds a sum that is not finite spilled[0]. Codes are looked at only where no table is indexed by them, which is free.
 """
 
 from typing import NamedTuple
@@ -17,11 +18,12 @@ from numba import types
 from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.rows import is_finite_row
 from annattn.kernels.numba.simd import converted, data_of, in_columns, intrinsic, load, loop, store, zero
-from annattn.lsh import NO_BUCKET
+from annattn.lsh import IGNORED, NO_BUCKET
 
 __all__ = ["Scan", "fill", "join", "read", "scan"]
 
 _STRIP = 2048  # rows summed before they are added to the float64 sums
+_U = np.uint64
 _SCAN = 1024  # rows scanned table by table, so that they and a table stay in the nearer caches
 
 
@@ -116,6 +118,15 @@ def _add_both(typingctx, target, at, first, second, start, width):
 
 
 @kernel
+def _mark(code, lost):
+    """Note what a code that is no bucket's stands for."""
+    if code == NO_BUCKET:
+        lost[0] = True
+    elif code != IGNORED:
+        lost[1] = True
+
+
+@kernel
 def fill(codes, first_table, tables, value, base, stride, width, start, stop, sums, tally, lost):
     """Add value rows [start, stop) to their buckets in `tables` tables from `first_table` on.
 
@@ -130,13 +141,13 @@ def fill(codes, first_table, tables, value, base, stride, width, start, stop, su
         for row in range(rows):
             for table in range(tables):
                 strip_codes[table, row] = codes[first_table + table, strip + row]
-            if codes[first_table, strip + row] == NO_BUCKET:
-                lost[0] = True
         for table in range(tables):
             home = table * slots
             for row in range(rows):
                 code = strip_codes[table, row]
-                if code >= 0:
+                if _U(code) >= _U(slots):
+                    _mark(code, lost)
+                else:
                     tally[table, code] += 1
                     if small:
                         _add_row(part, code * width, value, base + (strip + row) * stride, width)
@@ -155,12 +166,12 @@ def read(codes, first_table, sums, tally, width, start, stop, is_first, divide, 
         met, entries = 0, 0
         for table in range(tables):
             code = codes[first_table + table, row]
-            if code >= 0:
+            if _U(code) >= _U(slots):
+                _mark(code, lost)
+            else:
                 entries += tally[table, code]
                 offsets[met] = (table * slots + code) * width
                 met += 1
-        if codes[first_table, row] == NO_BUCKET:
-            lost[0] = True
         count[row] = entries if is_first else count[row] + entries
         _add_rows(total, row * width, sums, offsets, met, width, is_first)
         if divide:
@@ -231,9 +242,9 @@ def scan(work):
                     row = m - 1 - place if reverse else place
                     for head in range(share_sources):
                         code = sources[head, column, row]
-                        if code == NO_BUCKET:
-                            lost[0] = True
-                        if code >= 0:
+                        if _U(code) >= _U(slots):
+                            _mark(code, lost)
+                        else:
                             tally[table, code] += 1
                             if small:
                                 _add_row(recent, (home + code) * width, value, bases[head] + row * stride, width)
@@ -243,9 +254,9 @@ def scan(work):
                     row = n - 1 - (place - horizon) if reverse else place - horizon
                     for head in range(share_targets):
                         code = targets[head, column, row]
-                        if code == NO_BUCKET:
-                            lost[0] = True
-                        if code >= 0:
+                        if _U(code) >= _U(slots):
+                            _mark(code, lost)
+                        else:
                             count[head, row] += tally[table, code]
                             at = (head * n + row) * total_stride
                             if small:

@@ -21,7 +21,7 @@ from annattn.kernels.numba.numbering import number_codes, room_for
 from annattn.kernels.numba.rows import add_row, copy_row, divide_row, is_finite_row, set_row, set_to_sum
 from annattn.kernels.numba.threads import pieces_of, run_pieces
 from annattn.kernels.overflow import mean_in_range, sum_in_range
-from annattn.lsh import NO_BUCKET
+from annattn.lsh import IGNORED, NO_BUCKET
 
 __all__ = ["bucket_sums", "divide_rows"]
 
@@ -33,6 +33,7 @@ _FULL = 32  # the same for a few groups one after the other, if nothing is causa
 _FEW = 3
 _FLUSH = 1024  # members after which a float32 sum is added to a float64 one, so that it does not drift
 
+_LARGEST = 2**63 - 1
 _EMPTY = -1  # a bucket without members; one member is its index, and several are _SEVERAL minus the number of their row
 _SEVERAL = -2
 
@@ -47,19 +48,20 @@ class Sums(NamedTuple):
     stride: int
     width: int
     buckets: int  # codes are below it, and index a table; 0 if they must be numbered first
+    limit: int  # no code may be as large
     together: int  # tables worked on together
     order: int
     out: np.ndarray  # flat, of (groups, share, n, width)
     counts: np.ndarray  # (groups, share, n)
     divide: bool
-    lost: np.ndarray  # set if a row without a bucket was met
+    lost: np.ndarray  # [0]: whether a row without a bucket was met; [1]: a code that there cannot be
     spilled: np.ndarray  # set if a result is not finite
 
 
 def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool, again: bool = True) -> tuple[Tensor, Tensor]:
     """Sums, or means if `divide`, and counts: see `Backend`. Sets lost[0] if a row without a bucket is met.
 
-    What is not finite is done `again` with smaller values.
+    Kernels set lost[1] if they meet a code that there cannot be. What is not finite is done `again` with smaller values.
     """
     spilled = np.zeros(1, np.bool_)
     target_codes, source_codes, value, buckets = inputs.target_codes, inputs.source_codes, inputs.value, inputs.buckets
@@ -75,7 +77,6 @@ def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool, again: boo
     count = memory.empty(*target_codes.shape[:3])
     targets = target_codes.transpose(2, 3).contiguous().numpy().reshape(groups, share, tables, n)
     sources = source_codes.transpose(2, 3).contiguous().numpy().reshape(groups, share_sources, tables, m)
-    memory.require_below(buckets, "hash code", targets, sources)
     flat, starts, stride = memory.flat(value)
     starts = starts.reshape(groups, share_sources)
     crowded = buckets > 0 and (_CROWDED if groups == 1 else _FULL) * buckets <= m
@@ -89,6 +90,7 @@ def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool, again: boo
                     divide and first + step == tables, lost, spilled,
                 )  # fmt: skip
                 dense.add(run_pieces, int(inputs.order), totals[group], counts[group])
+        _require_sound(lost, buckets, targets, sources)
         return (_in_range(inputs, lost, divide, out) if again and spilled[0] else out), count
     # Up to this many buckets a table is indexed by the code itself: its emptying must not outweigh the rows.
     direct = 0 < buckets <= 4 * (share * n + share_sources * m) + 256
@@ -97,8 +99,8 @@ def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool, again: boo
         1 if inputs.one_table_at_a_time else max(1, min(tables, _TABLES // (rows * max(width, 1) * value.itemsize)))
     )
     work = Sums(
-        targets, sources, flat, starts, stride, width, buckets if direct else 0, together, int(inputs.order),
-        out.numpy().reshape(-1), count.numpy().reshape(groups, share, n), divide, lost, spilled,
+        targets, sources, flat, starts, stride, width, buckets if direct else 0, buckets or _LARGEST, together,
+        int(inputs.order), out.numpy().reshape(-1), count.numpy().reshape(groups, share, n), divide, lost, spilled,
     )  # fmt: skip
     # As many pieces as there are threads for: runs of groups, or columns of each group when groups are few.
     pieces, columns = pieces_of(groups, tables * (n * share + m * share_sources) * width, width // _COLUMNS)
@@ -111,6 +113,7 @@ def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool, again: boo
         _add_groups(work, edges[run], edges[run + 1], seams[part], seams[part + 1])
 
     run_pieces(one, pieces * columns, "sums", value.dtype)
+    _require_sound(lost, buckets, targets, sources)
     return (_in_range(inputs, lost, divide, out) if again and spilled[0] else out), count
 
 
@@ -120,6 +123,12 @@ def _in_range(inputs: SumInputs, lost: np.ndarray, divide: bool, found: Tensor) 
 
     in_range = mean_in_range if divide else sum_in_range
     return in_range(found, add, inputs.value, inputs.source_codes[0].numel())
+
+
+def _require_sound(lost: np.ndarray, buckets: int, *codes: np.ndarray) -> None:
+    """Raise InputError if a kernel came by a code that there cannot be, and so left it out."""
+    if lost[1]:
+        memory.require_below(buckets, "hash code", *codes)
 
 
 def divide_rows(rows: Tensor, counts: Tensor) -> Tensor:
@@ -187,15 +196,12 @@ def _add_groups(work, first_group, last_group, first, last):
         for table in range(0, all_tables, together):
             chosen = min(together, all_tables - table)
             for t in range(chosen):
-                _set_codes(work.targets[group, :, table + t], reverse, wide_targets)
-                _set_codes(work.sources[group, :, table + t], reverse, wide_sources)
+                _set_codes(work.targets[group, :, table + t], reverse, work.limit, wide_targets, work.lost)
+                _set_codes(work.sources[group, :, table + t], reverse, work.limit, wide_sources, work.lost)
                 if direct:
                     targets[t], sources[t] = wide_targets, wide_sources
                 else:
                     number_codes(wide_targets, wide_sources, names, numbers, targets[t], sources[t])
-            if table == 0:
-                _look_for_lost(wide_targets, work.lost)
-                _look_for_lost(wide_sources, work.lost)
             used[:] = 0
             long = 0
             for step in range(steps):
@@ -278,23 +284,21 @@ def _set_places(work, group, first, reverse, of_source, of_target):
 
 
 @kernel
-def _set_codes(codes, reverse, into):
-    """The codes (share, n) of one table in order of time."""
+def _set_codes(codes, reverse, limit, into, lost):
+    """The codes (share, n) of one table in order of time; rows without a bucket, and unsound codes, are noted."""
     share, n = codes.shape
+    nobody, wrong = False, False
     for head in range(share):
         line = codes[head]
         for at in range(n):
-            into[at * share + head] = line[n - 1 - at if reverse else at]
-
-
-@kernel
-def _look_for_lost(codes, lost):
-    """A row has no bucket in all tables or in none, so one table tells."""
-    found = False
-    for row in range(len(codes)):
-        found |= codes[row] == NO_BUCKET
-    if found:
+            code = line[n - 1 - at if reverse else at]
+            nobody |= code == NO_BUCKET
+            wrong |= (code >= limit) | (code < IGNORED)
+            into[at * share + head] = code if code < limit else IGNORED
+    if nobody:
         lost[0] = True
+    if wrong:
+        lost[1] = True
 
 
 @kernel
