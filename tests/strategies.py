@@ -26,7 +26,10 @@ def hashers(draw, dim: int, tables: int = 4) -> Hasher:
     family = draw(st.sampled_from(families(dim)))
     # 70 hashes are too wide for any packed code, and so take the exact compaction.
     hashes = draw(st.sampled_from([1, 2, 3, 5, 70]))
-    return family.sample(tables=draw(st.integers(1, tables)), hashes=hashes, seed=draw(st.integers(0, 2**40)))
+    shared = hashes % 2 == 0 and draw(st.booleans())
+    return family.sample(
+        tables=draw(st.integers(1, tables)), hashes=hashes, seed=draw(st.integers(0, 2**40)), shared=shared
+    )
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,13 @@ def collision_softmax_attention(
     if scale is None:
         scale = query.shape[-1] ** -0.5 if query.shape[-1] else 1.0
     require_number("scale", scale, "a finite number")
+    if hasher.shared:
+        raise InputError(
+            "hasher",
+            given="one whose tables share hash functions",
+            expected="independent tables: the chance of a meeting, which weights are divided by, is that of those",
+            hint="draw it with shared=False",
+        )
     if hasher.family.log_probability(torch.zeros(1)) is None:
         raise InputError(
             "hasher",

@@ -104,7 +104,7 @@ class Call:
 
     - rows: (batch, heads, n) of the targets (queries, or the rows to hash) and of the sources (keys).
     - dtype: of what is hashed or summed; width: how many numbers that is per row.
-    - family and hashes: what hashes, for the operation "hash".
+    - family, hashes and shared: what hashes, for the operation "hash".
     - slope: the weight of a pair, for gradients.
     """
 
@@ -118,6 +118,7 @@ class Call:
     order: Order = Order.ALL
     family: HashFamily | None = None
     hashes: int = 0
+    shared: bool = False
     buckets: int | None = None
     slope: Slope | None = None
 

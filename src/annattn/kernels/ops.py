@@ -66,7 +66,7 @@ def hash_call(hasher: Hasher, query: Tensor, key: Tensor) -> Call:
     """The hashing of these rows, described."""
     return Call(
         "hash", query.device, query.dtype, query.shape[:-1], key.shape[:-1], hasher.tables, query.shape[-1],
-        family=hasher.family, hashes=hasher.hashes, buckets=hasher.buckets,
+        family=hasher.family, hashes=hasher.hashes, shared=hasher.shared, buckets=hasher.buckets,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from annattn.lsh.codes import IGNORED, NO_BUCKET
 from annattn.lsh.cross_polytope import CrossPolytope
 from annattn.lsh.euclidean import Euclidean
 from annattn.lsh.family import HashFamily, Sensitivity
-from annattn.lsh.hasher import Hasher, compact_rows
+from annattn.lsh.hasher import Hasher, compact_rows, pairs_of_half_keys
 from annattn.lsh.hyperplane import Hyperplane
 from annattn.lsh.identity import Identity
 
@@ -25,6 +25,7 @@ __all__ = [
     "Identity",
     "Sensitivity",
     "compact_rows",
+    "pairs_of_half_keys",
     "restore",
 ]
 
@@ -44,13 +45,13 @@ def restore(spec: str, parameters: tuple[Tensor, ...]) -> Hasher:
     >>> restore(hasher.spec, hasher.parameters) == hasher
     True
     """
-    family, tables, hashes, seed, heads = _read(spec)
-    return Hasher(family, tables, hashes, seed, parameters, heads)
+    family, tables, hashes, seed, heads, shared = _read(spec)
+    return Hasher(family, tables, hashes, seed, parameters, heads, shared)
 
 
 @lru_cache(maxsize=1024)
-def _read(spec: str) -> tuple[HashFamily, int, int, int, int]:
+def _read(spec: str) -> tuple[HashFamily, int, int, int, int, bool]:
     read = json.loads(spec)
     makers = {make.__name__: make for make in FAMILIES.values()}
     family = makers[read["family"]["name"]](**read["family"]["options"])
-    return family, read["tables"], read["hashes"], read["seed"], read["heads"]
+    return family, read["tables"], read["hashes"], read["seed"], read["heads"], read["shared"]

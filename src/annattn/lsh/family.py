@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from annattn.checks import require_count
+from annattn.checks import require_count, require_flag
 from annattn.errors import InputError
-from annattn.lsh.hasher import Hasher
+from annattn.lsh.hasher import Hasher, half_keys_for
 
 __all__ = ["HashFamily", "Sensitivity", "unit_angle"]
 
@@ -147,7 +147,7 @@ class HashFamily(ABC):
         """
         return self.sensitivity(radius, approximation).quality
 
-    def sample(self, *, tables: int, hashes: int, seed: int = 0, heads: int = 1) -> Hasher:
+    def sample(self, *, tables: int, hashes: int, seed: int = 0, heads: int = 1, shared: bool = False) -> Hasher:
         """Draw g_1 … g_ℓ, each the concatenation of z functions of the family; the seed decides everything.
 
         `heads` greater than 1 draws that many times: key head h of an attention call is hashed by draw h.
@@ -156,18 +156,32 @@ class HashFamily(ABC):
         >>> hasher = aa.lsh.Hyperplane(4).sample(tables=2, hashes=3, seed=0)
         >>> hasher(torch.ones(5, 4)).shape
         torch.Size([5, 2])
+
+        `shared=True` draws fewer functions: u half-keys of z/2 functions each, and every table is another pair of them,
+        so that u(u − 1)/2 tables take u·z/2 functions and as much less hashing. Tables then depend on each other: the
+        mean number of meetings is the same, but it varies more, and near keys are missed more often than the paper's
+        guarantee says. `hashes` must be even.
+
+        >>> aa.lsh.Hyperplane(4).sample(tables=28, hashes=12, shared=True).functions
+        48
         """
         tables, hashes = require_count("tables", tables), require_count("hashes", hashes)
         heads = require_count("heads", heads)
-        size = heads * tables * hashes * self.dim
+        require_flag("shared", shared)
+        if shared and hashes % 2:
+            raise InputError(
+                "hashes", given=hashes, expected="an even number with shared=True: a table is a pair of half-keys"
+            )
+        functions = half_keys_for(tables) * hashes // 2 if shared else tables * hashes
+        size = heads * functions * self.dim
         require_count("heads times tables times hashes times dim", size, most=_MOST)
         seed = require_count("seed", seed, least=0)
         # RandomState, unlike Generator, promises the same stream in every NumPy release.
         bits = np.random.MT19937(np.random.SeedSequence(seed))
         random = np.random.RandomState(bits)
-        drawn = self.draw(random, heads * tables * hashes)
+        drawn = self.draw(random, heads * functions)
         parameters = tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in drawn)
-        return Hasher(self, tables, hashes, seed, parameters, heads)
+        return Hasher(self, tables, hashes, seed, parameters, heads, shared)
 
 
 def unit_angle(distance: float) -> float:

@@ -18,7 +18,7 @@ from annattn.lsh.codes import CODE_BITS, NO_BUCKET
 if TYPE_CHECKING:
     from annattn.lsh.family import HashFamily
 
-__all__ = ["Hasher", "compact_rows"]
+__all__ = ["Hasher", "compact_rows", "half_keys_for", "pairs_of_half_keys"]
 
 _BLOCK = 16_384  # rows hashed at a time, so that the float64 projections stay in a cache
 
@@ -32,6 +32,9 @@ class Hasher:
 
     With `heads` greater than 1 there is one draw per head: rows (..., heads, n, dim) are hashed by the functions of
     their head. Where rows have a multiple of these heads, as grouped queries do, equally many in a row share a draw.
+
+    With `shared` the tables are not independent: u half-keys of z/2 functions are drawn, and each table is a pair of
+    them, so that u(u − 1)/2 tables take u·z/2 functions; see `sample`.
 
     The hash values are those of float64 arithmetic on the given numbers, whatever their dtype: half precision
     hashes as float32 does on the rounded values, and neither the batch a row comes in nor the number of threads
@@ -56,6 +59,7 @@ class Hasher:
     seed: int
     parameters: tuple[Tensor, ...] = field(repr=False, compare=False)
     heads: int = 1
+    shared: bool = False
     spec: str = field(init=False, repr=False, compare=False)
     buckets: int | None = field(init=False, repr=False, compare=False)
     """Codes are below this number; None when the hash values do not fit a code of 63 bits."""
@@ -63,7 +67,11 @@ class Hasher:
     """The same, or 0 if there are far too many for a table that has a place for each."""
 
     def __post_init__(self) -> None:
-        functions = self.heads * self.tables * self.hashes
+        if self.shared and self.hashes % 2:
+            raise InputError(
+                "hashes", given=self.hashes, expected="an even number with shared=True: a table is a pair of half-keys"
+            )
+        functions = self.heads * self.functions
         if any(len(drawn) != functions for drawn in self.parameters):
             raise InputError(
                 "hasher",
@@ -72,7 +80,7 @@ class Hasher:
                 hint="draw it with family.sample(tables=..., hashes=..., seed=...)",
             )
         # All but the parameters as one string, ready before any tracing starts; `restore` reads it.
-        described = self.family, self.tables, self.hashes, self.seed, self.heads
+        described = self.family, self.tables, self.hashes, self.seed, self.heads, self.shared
         try:
             spec = _spec(*described)
         except TypeError:  # a user's family that cannot be hashed
@@ -87,6 +95,32 @@ class Hasher:
     def dim(self) -> int:
         """Length of the rows it hashes."""
         return self.family.dim
+
+    @property
+    def half_keys(self) -> int:
+        """How many half-keys the tables share: the least u with u(u − 1)/2 ≥ `tables`; 0 if nothing is shared.
+
+        >>> import annattn as aa
+        >>> aa.lsh.Hyperplane(4).sample(tables=28, hashes=12, shared=True).half_keys
+        8
+        """
+        return half_keys_for(self.tables) if self.shared else 0
+
+    @property
+    def functions(self) -> int:
+        """How many hash functions one draw has."""
+        return self.half_keys * self.hashes // 2 if self.shared else self.tables * self.hashes
+
+    def halves(self) -> Hasher:
+        """The half-keys of a `shared` hasher as tables of their own; `pairs_of_half_keys` says which two a table has.
+
+        >>> import annattn as aa
+        >>> aa.lsh.Hyperplane(4).sample(tables=28, hashes=12, shared=True).halves().hashes
+        6
+        """
+        if not self.shared:
+            raise InputError("hasher", given="independent tables", expected="one drawn with shared=True")
+        return replace(self, tables=self.half_keys, hashes=self.hashes // 2, shared=False)
 
     @property
     def device(self) -> torch.device:
@@ -113,8 +147,7 @@ class Hasher:
         if self.heads == 1 and number == 0:
             return self
         number = require_count("head", number, least=0, most=self.heads - 1)
-        functions = self.tables * self.hashes
-        mine = slice(number * functions, (number + 1) * functions)
+        mine = slice(number * self.functions, (number + 1) * self.functions)
         return replace(self, parameters=tuple(parameter[mine] for parameter in self.parameters), heads=1)
 
     def check_rows(self, x: Tensor) -> None:
@@ -195,7 +228,7 @@ class Hasher:
     def _evaluate(self, rows: Tensor) -> Tensor:
         """The family's hash values of these rows, checked: codes made of them index tables."""
         digits, hashable = self.family.evaluate(self.parameters, rows), self.family.hashable(rows)
-        expected = (len(rows), self.tables * self.hashes * self.family.digits_per_hash)
+        expected = (len(rows), self.functions * self.family.digits_per_hash)
         if digits.shape != expected or digits.dtype != torch.int64 or hashable.shape != expected[:1]:
             raise InputError(
                 f"hash values of {self.family}",
@@ -209,6 +242,9 @@ class Hasher:
             if bool(wrong.any()):
                 expected = f"0 to {values - 1}, as its `values` promises"
                 raise InputError(f"hash value of {self.family}", given=digits[wrong][0].item(), expected=expected)
+        if self.shared:
+            pairs = torch.tensor(pairs_of_half_keys(self.tables), device=digits.device)
+            digits = digits.unflatten(1, (self.half_keys, -1))[:, pairs].flatten(1)
         return digits
 
     def _by_head(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -252,9 +288,34 @@ class Hasher:
 
 
 @lru_cache(maxsize=1024)
-def _spec(family: HashFamily, tables: int, hashes: int, seed: int, heads: int) -> str:
+def _spec(family: HashFamily, tables: int, hashes: int, seed: int, heads: int, shared: bool) -> str:
     described = {"name": type(family).__name__, "options": vars(family)}
-    return json.dumps({"family": described, "tables": tables, "hashes": hashes, "seed": seed, "heads": heads})
+    drawn = {"tables": tables, "hashes": hashes, "seed": seed, "heads": heads, "shared": shared}
+    return json.dumps({"family": described, **drawn})
+
+
+def half_keys_for(tables: int) -> int:
+    """The least u with u(u − 1)/2 ≥ `tables`.
+
+    >>> [half_keys_for(tables) for tables in (1, 2, 3, 4, 28, 29)]
+    [2, 3, 3, 4, 8, 9]
+    """
+    u = 2
+    while u * (u - 1) // 2 < tables:
+        u += 1
+    return u
+
+
+@lru_cache(maxsize=256)
+def pairs_of_half_keys(tables: int) -> tuple[tuple[int, int], ...]:
+    """Which two half-keys each table has: all pairs once, in an order in which each half-key comes about equally often.
+
+    >>> pairs_of_half_keys(4)
+    ((0, 1), (1, 2), (2, 3), (0, 3))
+    """
+    u = half_keys_for(tables)
+    around = [(at, (at + apart) % u) for apart in range(1, u // 2 + 1) for at in range(u)]
+    return tuple(dict.fromkeys((min(pair), max(pair)) for pair in around))[:tables]
 
 
 def compact_rows(rows: Int[Tensor, "n width"]) -> Int[Tensor, " n"]:

@@ -48,6 +48,7 @@ class AnnaAttention(nn.Module):
             parts. A far key is met for what it is and not for where it is unless this is "all".
         is_causal: whether a token sees only those up to itself.
         per_head: one draw of hash functions per key head, or one for all.
+        shared: whether tables share hash functions, see `HashFamily.sample`.
         window: how many of the last tokens are attended to exactly; 0 for none.
         combine: how the two parts become one output, see `window_attention`.
         shift: 1 to meet a far token and read the one after it, see `window_attention`.
@@ -78,6 +79,7 @@ class AnnaAttention(nn.Module):
         rotary: Rotary = "none",
         is_causal: bool = True,
         per_head: bool = True,
+        shared: bool = False,
         window: int = 0,
         combine: Combine = "gate",
         shift: int = 0,
@@ -99,6 +101,7 @@ class AnnaAttention(nn.Module):
         self.head_dim = self.dim // self.heads
         self.tables, self.hashes = require_count("tables", tables), require_count("hashes", hashes)
         self.is_causal, self.per_head = require_flag("is_causal", is_causal), require_flag("per_head", per_head)
+        self.shared = require_flag("shared", shared)
         self.window, self.shift = check_window(window, combine, None, shift, is_causal=is_causal)
         self.combine: Combine = combine
         require_choice("rotary", rotary, ("none", "near", "all"))
@@ -237,18 +240,18 @@ class AnnaAttention(nn.Module):
         """What `print` shows besides the projections."""
         return (
             f"heads={self.heads}, kv_heads={self.kv_heads}, {self.family}, tables={self.tables}, hashes={self.hashes}, "
-            f"window={self.window}, rotary={self.rotary!r}, train={self.form!r}, seed={self.seed}"
+            f"shared={self.shared}, window={self.window}, rotary={self.rotary!r}, train={self.form!r}, seed={self.seed}"
         )
 
     def _draw(self, seed: int) -> Hasher:
         heads = self.kv_heads if self.per_head else 1
-        return self.family.sample(tables=self.tables, hashes=self.hashes, seed=seed, heads=heads)
+        return self.family.sample(tables=self.tables, hashes=self.hashes, seed=seed, heads=heads, shared=self.shared)
 
     def _bind(self) -> None:
         """The buffers as a hasher; made here and not in `forward`, where torch.compile would have to trace it."""
         drawn = tuple(self.get_buffer(name) for name in self._names)
         heads = self.kv_heads if self.per_head else 1
-        self._hasher = Hasher(self.family, self.tables, self.hashes, self.seed, drawn, heads)
+        self._hasher = Hasher(self.family, self.tables, self.hashes, self.seed, drawn, heads, self.shared)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "AnnaAttention":
         # Hash functions move to another device but keep their dtype: rounded ones would be others.

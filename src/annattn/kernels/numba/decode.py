@@ -177,7 +177,7 @@ def decode(
     """
     per_row, _, width, _, _ = shape
     groups, tables, _ = late_codes.shape
-    upright, normals, spread = planes
+    upright, normals, spread, pairs = planes
     share = len(query) // groups
     # Where the leaving tokens go comes near while the new ones are hashed.
     if late[0, 1] == late_codes.shape[2]:
@@ -185,8 +185,8 @@ def decode(
             for table in range(tables):
                 expect_place(heads[g], table, late_codes[g, table, late[g // per_row, 0]])
     key_codes, query_codes = np.empty((groups, tables), np.int64), np.empty((groups * share, tables), np.int64)
-    hash_few(key, per_row, upright, normals, spread, key_codes)
-    hash_few(query, per_row * share, upright, normals, spread, query_codes)
+    hash_few(key, per_row, upright, normals, spread, pairs, key_codes)
+    hash_few(query, per_row * share, upright, normals, spread, pairs, query_codes)
     for row in range(len(query_codes)):
         for table in range(tables):
             expect_place(heads[row // share], table, query_codes[row, table])

@@ -8,7 +8,7 @@ from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.hashing import _SLACK, _UNIT, _add_products, _dot, _scale, _set_bounds, hash_rows
 from annattn.kernels.numba.rows import set_row
 from annattn.kernels.numba.threads import run_pieces
-from annattn.lsh import NO_BUCKET, Hasher, Hyperplane
+from annattn.lsh import NO_BUCKET, Hasher, Hyperplane, pairs_of_half_keys
 
 __all__ = ["FewRows", "hash_few"]
 
@@ -24,7 +24,10 @@ class FewRows:
         # Codes of other families, and wide ones, come from the general way.
         self.ready = type(hasher.family) is Hyperplane and hasher.hashes <= 62
         if self.ready:
-            draws, tables, hashes, dim = hasher.heads, hasher.tables, hasher.hashes, hasher.dim
+            of = hasher.halves() if hasher.shared else hasher
+            draws, tables, hashes, dim = of.heads, of.tables, of.hashes, of.dim
+            pairs = pairs_of_half_keys(hasher.tables) if hasher.shared else ()
+            self._pairs = np.array(pairs, np.int64).reshape(-1, 2)
             normals = hasher.parameters[0].detach().numpy().reshape(-1, dim)
             unit = (dim + 1) * _UNIT
             self._spread = _SLACK * unit / (1 - unit) * float(np.sqrt((normals.astype(np.float64) ** 2).sum(1).max()))
@@ -42,9 +45,9 @@ class FewRows:
         )
 
     @property
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, float]:
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, float, np.ndarray]:
         """What `hash_few` hashes by."""
-        return self._upright, self._normals, self._spread
+        return self._upright, self._normals, self._spread, self._pairs
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """Codes (batch, heads, n, tables) of rows (batch, heads, n, dim)."""
@@ -70,11 +73,26 @@ def rows_of(x: Tensor) -> np.ndarray:
 
 
 @kernel
-def hash_few(rows, heads, upright, normals, spread, codes):
+def hash_few(rows, heads, upright, normals, spread, pairs, codes):
     """Codes (batch · heads, tables) of rows (batch · heads, dim): the signs of projections.
 
-    The sign of a projection that float32 cannot decide is that of float64.
+    If tables share half-keys, `pairs` says which two each of them has.
     """
+    if len(pairs) == 0:
+        _hash_signs(rows, heads, upright, normals, spread, codes)
+        return
+    _, _, hashes, tables = upright.shape
+    halves = np.empty((len(rows), tables), np.int64)
+    _hash_signs(rows, heads, upright, normals, spread, halves)
+    for row in range(len(rows)):
+        for table in range(len(pairs)):
+            low, high = halves[row, pairs[table, 0]], halves[row, pairs[table, 1]]
+            codes[row, table] = low + (high << np.int64(hashes)) if low >= 0 else low
+
+
+@kernel
+def _hash_signs(rows, heads, upright, normals, spread, codes):
+    """The same for tables of their own; the sign of a projection that float32 cannot decide is that of float64."""
     draws, dim, hashes, tables = upright.shape
     width, functions, together = rows.shape[1], hashes * tables, _TOGETHER
     share = heads // draws

@@ -20,8 +20,8 @@ from annattn.kernels.numba import memory
 from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.numbering import number_rows
 from annattn.kernels.numba.rows import set_row
-from annattn.kernels.numba.threads import run_pieces
-from annattn.lsh import NO_BUCKET, CrossPolytope, Hasher, Identity
+from annattn.kernels.numba.threads import pieces_of, run_pieces
+from annattn.lsh import NO_BUCKET, CrossPolytope, Hasher, Identity, pairs_of_half_keys
 
 __all__ = ["equal_rows", "hash_rows"]
 
@@ -46,6 +46,8 @@ _HUGE = 1e100  # `lsh.rows.rescale_huge` scales rows with larger entries down
 
 def hash_rows(hasher: Hasher, *inputs: Tensor) -> list[Tensor]:
     """Codes of rows (batch, heads, n, dim), for each of the inputs: see `Backend.hash_rows`."""
+    if hasher.shared:
+        return [_paired(hasher, codes) for codes in hash_rows(hasher.halves(), *inputs)]
     filled, parts, draws = [], [], hasher.heads
     for x in inputs:
         if not x.dtype.is_floating_point:
@@ -71,6 +73,30 @@ def hash_rows(hasher: Hasher, *inputs: Tensor) -> list[Tensor]:
     for at, codes in enumerate(filled):
         filled[at] = codes.transpose(0, 1).flatten(1, 2).transpose(2, 3)
     return filled
+
+
+def _paired(hasher: Hasher, halves: Tensor) -> Tensor:
+    """Codes (batch, heads, n, tables) from those of half-keys (batch, heads, n, half-keys)."""
+    batch, heads, n, count = halves.shape
+    pairs, values = np.array(pairs_of_half_keys(hasher.tables)), hasher.family.values
+    assert values is not None
+    codes = memory.empty(batch, heads, hasher.tables, n)
+    of = halves.transpose(2, 3).contiguous().numpy().reshape(-1, count, n)
+    into, base = codes.numpy().reshape(-1, hasher.tables, n), values ** (hasher.hashes // 2)
+    pieces, _ = pieces_of(len(of), hasher.tables * n, 1)
+    edges = len(of) * np.arange(pieces + 1) // pieces
+    run_pieces(lambda piece: _pair(of, pairs, base, edges[piece], edges[piece + 1], into), pieces, "pairs")
+    return codes.transpose(2, 3)
+
+
+@kernel
+def _pair(halves, pairs, base, first, last, codes):
+    """Code = first half + base · second half; a row has a bucket in all tables or in none."""
+    for g in range(first, last):
+        for table in range(len(pairs)):
+            low, high, into = halves[g, pairs[table, 0]], halves[g, pairs[table, 1]], codes[g, table]
+            for i in range(len(into)):
+                into[i] = low[i] + base * high[i] if low[i] >= 0 else low[i]
 
 
 def _hash_by_products(hasher: Hasher, parts: list[tuple[Tensor, np.ndarray, int]]) -> None:

@@ -61,7 +61,8 @@ class Sums(NamedTuple):
 def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool, again: bool = True) -> tuple[Tensor, Tensor]:
     """Sums, or means if `divide`, and counts: see `Backend`. Sets lost[0] if a row without a bucket is met.
 
-    Kernels set lost[1] if they meet a code that there cannot be. What is not finite is done `again` with smaller values.
+    Kernels set lost[1] if they meet a code that there cannot be. What is not finite is done `again` with smaller
+    values.
     """
     spilled = np.zeros(1, np.bool_)
     target_codes, source_codes, value, buckets = inputs.target_codes, inputs.source_codes, inputs.value, inputs.buckets

@@ -175,6 +175,8 @@ def _hash_reasons(call: Call) -> list[str]:
         reasons.append(f"{call.family} is not compiled: only Hyperplane and CrossPolytope are")
     if call.buckets is None:
         reasons.append(f"{call.hashes} hashes do not fit one code of 63 bits")
+    if call.shared:
+        reasons.append("tables that share hash functions are not compiled")
     if call.dtype not in _HASHED:
         reasons.append(f"rows of {call.dtype} are hashed in float64 by the torch backend")
     family = call.family

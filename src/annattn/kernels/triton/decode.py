@@ -165,7 +165,7 @@ class TritonTables(Tables):
         assert held is not None
         given = {query.dtype, key.dtype, value.dtype}
         known = type(hasher.family) is Hyperplane and len(given) == 1 and value.dtype in _DTYPES
-        if not known or dtype not in (value.dtype, torch.float32):
+        if not known or hasher.shared or dtype not in (value.dtype, torch.float32):
             return None
         batch, all_heads, _, dim = query.shape
         (normals,) = hasher.parameters
