@@ -169,9 +169,10 @@ def step(
 
 @kernel
 def decode(
-    heads, shape, planes, query, key, source, starts, late_codes, late_values, late, which, edges, progress, out
+    heads, shape, kept, planes, query, key, source, starts, late_codes, late_values, late, which, edges, progress, out,
+    count,
 ):  # fmt: skip
-    """The same for rows that are not hashed yet, all of them taking part; means are written to `out`.
+    """The same for rows that are not hashed yet; means are written to `out`.
 
     query (queries, dim) and key (heads, dim); planes is what `hash_few` hashes by.
     """
@@ -190,8 +191,7 @@ def decode(
     for row in range(len(query_codes)):
         for table in range(tables):
             expect_place(heads[row // share], table, query_codes[row, table])
-    total, count = np.empty(len(query) * width), np.empty(len(query), np.int64)
-    unknown, kept = np.empty(len(query), np.bool_), np.ones(len(late), np.bool_)
+    total, unknown = np.empty(len(query) * width), np.empty(len(query), np.bool_)
     reason = step(
         heads, shape, kept, key_codes, query_codes.reshape(groups, share, tables, 1), source, starts, late_codes,
         late_values, late, which, edges, progress, total, count, unknown,

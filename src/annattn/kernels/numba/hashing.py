@@ -20,6 +20,7 @@ from annattn.kernels.numba import memory
 from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.numbering import number_rows
 from annattn.kernels.numba.rows import set_row
+from annattn.kernels.numba.simd import LANES, transpose_block
 from annattn.kernels.numba.threads import pieces_of, run_pieces
 from annattn.lsh import NO_BUCKET, CrossPolytope, Hasher, Identity, pairs_of_half_keys
 
@@ -81,6 +82,8 @@ def _paired(hasher: Hasher, halves: Tensor) -> Tensor:
     pairs, values = np.array(pairs_of_half_keys(hasher.tables)), hasher.family.values
     assert values is not None
     codes = memory.empty(batch, heads, hasher.tables, n)
+    if not codes.numel():
+        return codes.transpose(2, 3)
     of = halves.transpose(2, 3).contiguous().numpy().reshape(-1, count, n)
     into, base = codes.numpy().reshape(-1, hasher.tables, n), values ** (hasher.hashes // 2)
     pieces, _ = pieces_of(len(of), hasher.tables * n, 1)
@@ -187,12 +190,18 @@ def _project_rows(start, stop, rows, vectors, tile, axes, hashes, codes):
 
 @kernel
 def _set_upright(rows, begin, count, dim, upright, stride):
-    """Transpose rows, sixteen columns at a time, so that the lines written to stay in the nearest cache."""
-    for column in range(0, dim, 16):
-        for r in range(count):
-            of, to = _U(begin + r * dim + column), _U(column * stride + r)
-            for k in range(_U(min(16, dim - column))):
-                upright[to + k * _U(stride)] = rows[of + k]
+    """Transpose rows, block by block; what is left over at the edges number by number."""
+    whole_rows, whole_columns = count // LANES * LANES, dim // LANES * LANES
+    if rows.dtype == upright.dtype:
+        for column in range(0, whole_columns, LANES):
+            for r in range(0, whole_rows, LANES):
+                transpose_block(upright, column * stride + r, stride, rows, begin + r * dim + column, dim)
+    else:
+        whole_rows, whole_columns = 0, 0
+    for r in range(count):
+        of, to = _U(begin + r * dim), _U(r)
+        for k in range(_U(whole_columns if r < whole_rows else 0), _U(dim)):
+            upright[to + k * _U(stride)] = rows[of + k]
 
 
 @kernel(fastmath={"reassoc", "contract"})
@@ -235,17 +244,20 @@ def _set_bounds(rows, first, spread, bounds):
 def _pack_signs(product, first, count, rows, planes, bounds, hashes, codes):
     """Write the codes of `count` rows from `first` on, whose projections are the columns of `product`: their signs."""
     _, tables, n = codes.shape
-    doubt = np.zeros(count, np.int32)
-    word = np.empty(count, np.int32)
+    word, least = np.empty(count, np.int32), np.full(count, np.inf, np.float32)
     zero = product.dtype.type(0)  # compared with a plain 0, all would become float64
     for table in range(tables):
         for low in range(0, hashes, 31):  # of a wide code, as many bits at a time as fit a word
             word[:] = 0
-            for h in range(low, min(low + 31, hashes)):
+            last = min(low + 31, hashes)
+            four = low + (last - low) // 4 * 4
+            for h in range(low, four, 4):
+                _pack_four(product, table * hashes + h, np.int32(h - low), word, least)
+            for h in range(four, last):
                 line, bit = product[table * hashes + h, :count], np.int32(1) << np.int32(h - low)
                 for r in range(count):
                     word[r] |= bit if line[r] >= zero else np.int32(0)
-                    doubt[r] |= np.int32(not (abs(line[r]) > bounds[r]))
+                    least[r] = abs(line[r]) if abs(line[r]) < least[r] else least[r]
             r = 0
             while r < count:
                 head, place = divmod(first + r, n)
@@ -259,7 +271,7 @@ def _pack_signs(product, first, count, rows, planes, bounds, hashes, codes):
                         into[k] |= np.int64(bits[k]) << np.int64(low)
                 r += length
     for r in range(count):
-        if doubt[r] != 0:
+        if not least[r] > bounds[r]:
             head, place = divmod(first + r, n)
             row = rows[first + r]
             scale = _scale(row)
@@ -274,6 +286,23 @@ def _pack_signs(product, first, count, rows, planes, bounds, hashes, codes):
                             codes[head, table, place] |= bit
                         else:
                             codes[head, table, place] &= ~bit
+
+
+@kernel(inlined=True)
+def _pack_four(product, line, shift, word, least):
+    """Four hashes at once: their bits from `shift` on, and how near to zero a projection comes."""
+    a, b, c, d = product[line], product[line + 1], product[line + 2], product[line + 3]
+    zero, one = product.dtype.type(0), np.int32(1)
+    for r in range(len(word)):
+        bits = np.int32(a[r] >= zero) | np.int32(b[r] >= zero) << one
+        bits |= np.int32(c[r] >= zero) << (one + one) | np.int32(d[r] >= zero) << np.int32(3)
+        word[r] |= bits << shift
+        x, y = abs(a[r]), abs(b[r])
+        x = x if x < y else y
+        u, v = abs(c[r]), abs(d[r])
+        u = u if u < v else v
+        x = x if x < u else u
+        least[r] = x if x < least[r] else least[r]
 
 
 @kernel

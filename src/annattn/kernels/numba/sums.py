@@ -91,7 +91,8 @@ def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool, again: boo
                     divide and first + step == tables, lost, spilled,
                 )  # fmt: skip
                 dense.add(run_pieces, int(inputs.order), totals[group], counts[group])
-        _require_sound(lost, buckets, targets, sources)
+        if lost[1]:
+            memory.require_below(buckets, "hash code", targets, sources)
         return (_in_range(inputs, lost, divide, out) if again and spilled[0] else out), count
     # Up to this many buckets a table is indexed by the code itself: its emptying must not outweigh the rows.
     direct = 0 < buckets <= 4 * (share * n + share_sources * m) + 256
@@ -114,7 +115,8 @@ def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool, again: boo
         _add_groups(work, edges[run], edges[run + 1], seams[part], seams[part + 1])
 
     run_pieces(one, pieces * columns, "sums", value.dtype)
-    _require_sound(lost, buckets, targets, sources)
+    if lost[1]:
+        memory.require_below(buckets, "hash code", targets, sources)
     return (_in_range(inputs, lost, divide, out) if again and spilled[0] else out), count
 
 
@@ -124,12 +126,6 @@ def _in_range(inputs: SumInputs, lost: np.ndarray, divide: bool, found: Tensor) 
 
     in_range = mean_in_range if divide else sum_in_range
     return in_range(found, add, inputs.value, inputs.source_codes[0].numel())
-
-
-def _require_sound(lost: np.ndarray, buckets: int, *codes: np.ndarray) -> None:
-    """Raise InputError if a kernel came by a code that there cannot be, and so left it out."""
-    if lost[1]:
-        memory.require_below(buckets, "hash code", *codes)
 
 
 def divide_rows(rows: Tensor, counts: Tensor) -> Tensor:
@@ -294,8 +290,9 @@ def _set_codes(codes, reverse, limit, into, lost):
         for at in range(n):
             code = line[n - 1 - at if reverse else at]
             nobody |= code == NO_BUCKET
-            wrong |= (code >= limit) | (code < IGNORED)
-            into[at * share + head] = code if code < limit else IGNORED
+            unsound = (code >= limit) | (code < IGNORED)
+            wrong |= unsound
+            into[at * share + head] = IGNORED if unsound else code
     if nobody:
         lost[0] = True
     if wrong:

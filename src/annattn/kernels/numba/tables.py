@@ -230,7 +230,9 @@ class NumbaTables(Tables):
         self._counts += taking_part
         return torch.from_numpy(total), torch.from_numpy(count), torch.from_numpy(unknown)
 
-    def decode(self, hasher: Hasher, query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor | None:
+    def decode(
+        self, hasher: Hasher, query: Tensor, key: Tensor, value: Tensor, kept: Tensor | None, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor] | None:
         """See `Tables`; one compiled call, from rows to means."""
         if self._few_rows is None or self._few_rows.hasher is not hasher:
             self._few_rows = FewRows(hasher)
@@ -240,17 +242,20 @@ class NumbaTables(Tables):
             self._own()
         width, progress = self.layout.width, np.zeros(5, np.int64)
         out = np.empty((*query.shape[:3], width), np.float32 if dtype == torch.float32 else np.float64)
+        count = np.empty(query.shape[:3], np.int64)
+        taking_part = np.ones(self.layout.batch, np.bool_) if kept is None else kept.numpy().reshape(-1)
         arguments = (
-            self._shape, self._few_rows.arrays, rows_of(query), rows_of(key),
+            self._shape, taking_part, self._few_rows.arrays, rows_of(query), rows_of(key),
             self._fit(value).contiguous().detach().numpy().reshape(-1), self._starts, self._late_codes,
             self._late_values.reshape(-1), self._late, self._which, self._edges, progress, out.reshape(-1),
+            count.reshape(-1),
         )  # fmt: skip
         run_pieces(
             lambda _: self._until_done(lambda: decode(self._lines, *arguments), progress, 1), 1, "decode", self._kind,
             out.dtype,
         )  # fmt: skip
-        self._counts += 1
-        return torch.from_numpy(out).to(dtype)
+        self._counts += taking_part
+        return torch.from_numpy(out).to(dtype), torch.from_numpy(count)
 
     def crop(self, tokens: Sequence[int]) -> None:
         """See `Tables`."""
