@@ -139,6 +139,7 @@ class BucketState:
         """What queries (batch, a multiple of the heads, n, dim) find among all keys put in so far."""
         return Reading(*self._tables.read(self._codes(query)))
 
+    @_in_memory
     @torch.no_grad()
     def step(
         self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, dtype: torch.dtype
