@@ -17,9 +17,9 @@ from annattn.kernels.ops import (
     newest_call,
     query_key_gradient,
     tables_call,
-    wanted_gradient,
 )
 from annattn.kernels.tables import Layout, Tables, check_saved
+from annattn.kernels.transforms import wanted_gradient
 
 __all__ = [
     "BACKENDS",

@@ -6,13 +6,13 @@ queries and keys get as a word of GRADIENTS. Each op describes its call to `choo
 
 import torch
 from torch import Tensor
-from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.autograd import forward_ad
 
 from annattn.errors import InputError
 from annattn.kernels.dispatch import choose
 from annattn.kernels.interface import GRADIENTS, Call, GradientInputs, Operation, Order, Slope, SumInputs, slope_of
 from annattn.kernels.tables import Layout
+from annattn.kernels.transforms import fold_into_batch, not_twice, refuse_transforms, transforms_active, wanted_gradient
 from annattn.lsh import FAMILIES, Hasher, restore
 
 __all__ = [
@@ -28,32 +28,12 @@ __all__ = [
     "newest_call",
     "query_key_gradient",
     "tables_call",
-    "wanted_gradient",
 ]
-
-
-_transforms_active = torch._C._are_functorch_transforms_active
 
 
 def _runs_now() -> bool:
     """Whether nobody is tracing or transforming the call, so that what needs no gradient can do without an op."""
-    return not torch.compiler.is_compiling() and not _transforms_active()
-
-
-def _refuse_transforms() -> None:
-    """Say that torch.func and forward-mode differentiation cannot see through an op; vmap can.
-
-    They would take its output for a constant, or fail somewhere inside torch.
-    """
-    active = _functorch.get_interpreter_stack() or []
-    if forward_ad._current_level < 0 and all(one.key() == _functorch.TransformType.Vmap for one in active):
-        return
-    raise InputError(
-        "attention",
-        given="a call inside torch.func (grad, vjp, jvp, jacrev) or forward-mode AD",
-        expected="a call outside of them, or inside torch.vmap",
-        hint="use torch.autograd.grad or backward() for gradients",
-    )
+    return not torch.compiler.is_compiling() and not transforms_active()
 
 
 def _needs_no_op(*tensors: Tensor) -> bool:
@@ -107,8 +87,8 @@ def _bucket_mean(
 
 def hash_pair(hasher: Hasher, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Codes of queries and keys, comparable with each other; traceable for the families listed in FAMILIES."""
-    if not torch.compiler.is_compiling() and (_transforms_active() or forward_ad._current_level >= 0):
-        _refuse_transforms()
+    if not torch.compiler.is_compiling() and (transforms_active() or forward_ad._current_level >= 0):
+        refuse_transforms()
     if _runs_now() or type(hasher.family) not in FAMILIES.values():
         return choose(hash_call(hasher, query, key)).hash_pair(hasher, query.detach(), key.detach())
     return _hash_pair(query, key, list(hasher.parameters), hasher.spec)
@@ -150,8 +130,8 @@ def _(query_codes, key_codes):
 
 def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Codes in one table that are equal exactly when rows are."""
-    if not torch.compiler.is_compiling() and (_transforms_active() or forward_ad._current_level >= 0):
-        _refuse_transforms()
+    if not torch.compiler.is_compiling() and (transforms_active() or forward_ad._current_level >= 0):
+        refuse_transforms()
     return _equal_rows(query, key)
 
 
@@ -290,16 +270,7 @@ def _(query, key, value, query_codes, key_codes, grad, out, count, order, bucket
     return query.new_empty(query.shape), key.new_empty(key.shape)
 
 
-def _not_twice(ctx, *_):
-    raise InputError(
-        "gradient",
-        given="a derivative of the gradient that queries and keys get",
-        expected="one differentiation",
-        hint='pass gradient="none" to differentiate by the values as often as you like',
-    )
-
-
-_bucket_attention_gradient.register_autograd(_not_twice)
+_bucket_attention_gradient.register_autograd(not_twice)
 
 
 def query_key_gradient(operation: Operation, inputs: GradientInputs, tables: int) -> tuple[Tensor, Tensor]:
@@ -358,26 +329,6 @@ class _BucketAttention(torch.autograd.Function):
     backward = staticmethod(_bucket_attention_backward)  # pyright: ignore[reportAssignmentType]
 
 
-def wanted_gradient(hasher: Hasher, gradient: str, query: Tensor, key: Tensor) -> str:
-    """The gradient queries and keys get: "none" if they want none; raises if the family cannot give what is asked."""
-    if gradient not in GRADIENTS:
-        raise InputError("gradient", given=repr(gradient), expected=f"one of {GRADIENTS}")
-    asked = query.requires_grad or key.requires_grad
-    # Inside torch.vmap nobody knows.
-    if gradient == "none" or not torch.is_grad_enabled() or not (asked or _transforms_active()):
-        return "none"
-    if type(hasher.family) not in FAMILIES.values() or not hasher.family.linear_slope:
-        if not asked:
-            return "none"
-        raise InputError(
-            "gradient",
-            given=f"{gradient!r} with {hasher.family}",
-            expected="a listed family whose collision probability is a function of the angle",
-            hint='pass gradient="none", or detach queries and keys, to train the values alone',
-        )
-    return gradient
-
-
 def bucket_attention(
     query: Tensor,
     key: Tensor,
@@ -394,7 +345,7 @@ def bucket_attention(
     """`bucket_mean`, with a gradient for queries and keys, and if `counted` one of the count for them."""
     wanted = "none"
     if gradient != "none" and (
-        query.requires_grad or key.requires_grad or gradient not in GRADIENTS or _transforms_active()
+        query.requires_grad or key.requires_grad or gradient not in GRADIENTS or transforms_active()
     ):
         wanted = wanted_gradient(hasher, gradient, query, key)
     if wanted == "none":
@@ -466,7 +417,7 @@ def _(query, key, value, positions, grad, out, gradient, spec):
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
-_newest_attention_gradient.register_autograd(_not_twice)
+_newest_attention_gradient.register_autograd(not_twice)
 
 
 def _keep_newest(ctx, inputs, output):
@@ -492,28 +443,8 @@ def newest_attention(
     return _newest_attention(query, key, value, positions, wanted, hasher.spec)
 
 
-def _fold_into_batch(op):
-    """Teach an op torch.vmap: one more axis of many is one larger batch, since every tensor begins with its batch."""
-
-    def rule(info, in_dims, *args):
-        folded = []
-        for dim, x in zip(in_dims, args, strict=True):
-            if isinstance(x, Tensor):
-                x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-                x = x.flatten(0, 1)
-            elif isinstance(dim, list) and any(one is not None for one in dim):
-                raise InputError("hasher", given="one per entry of vmap", expected="one for all", hint="loop over them")
-            folded.append(x)
-        found = op(*folded)
-        many = found if isinstance(found, tuple) else (found,)
-        many = tuple(x.unflatten(0, (info.batch_size, len(x) // info.batch_size)) for x in many)
-        return (many, (0,) * len(many)) if isinstance(found, tuple) else (many[0], 0)
-
-    op.register_vmap(rule)
-
-
 for _op in (
     _hash_pair, name_codes, _equal_rows, bucket_mean, bucket_sum, _bucket_attention, _bucket_attention_gradient, newest,
     _newest_attention, _newest_attention_gradient,
 ):  # fmt: skip
-    _fold_into_batch(_op)
+    fold_into_batch(_op)
