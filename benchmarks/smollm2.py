@@ -91,7 +91,7 @@ def collision_settings() -> list[Setting]:
 
 
 def swap_settings() -> list[Setting]:
-    some = {"1 (the 15th)": [15], "4": [0, 8, 16, 24], "15": list(range(1, LAYERS, 2)), "30": None}
+    some = {"1 (number 15)": [15], "4": [0, 8, 16, 24], "15": list(range(1, LAYERS, 2)), "30": None}
     plain = {sizes: AnnaConfig(tables=sizes[0], hashes=sizes[1]) for sizes in ((32, 8), (8, 8), (32, 4))}
     found: list[Setting] = [("softmax", None, {})]
     for name, layers in some.items():

@@ -19,7 +19,7 @@ def distill(
     folder: Path = Path("runs/distill"),
     tables: Integer = 32,
     hashes: Integer = 6,
-    steps: Integer = 300,
+    steps: Integer = 2000,
     batch: Integer = 16,
     length: Integer = 64,
     rate: float = 5e-4,

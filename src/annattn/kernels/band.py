@@ -17,10 +17,10 @@ __all__ = ["band"]
 def band(inputs: BandInputs) -> tuple[Tensor, Tensor] | None:
     """`Backend.band`, differentiable once; None where no backend has a kernel, or where somebody traces the call."""
     query, key, value = inputs.query, inputs.key, inputs.value
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return None
     # CPU tensors have none but Triton's interpreter, which nobody uses who does not ask for it.
     if query.device.type == "cpu" and not (asked_for("triton") or asked_for("triton_atomic")):
-        return None
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return None
     if not query.dtype == key.dtype == value.dtype:
         wide = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)

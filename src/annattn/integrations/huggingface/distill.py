@@ -32,7 +32,7 @@ class Distillation:
     """What decides the student's weights, beside teacher and text."""
 
     attention: AttentionConfig
-    steps: int = 300
+    steps: int = 2000
     batch: int = 16
     length: int = 64
     rate: float = 5e-4
@@ -153,13 +153,14 @@ def embed_halves(model: Any, tokenizer: Any, texts: list[str]) -> tuple[Tensor, 
 @torch.no_grad()
 def embed(model: Any, tokenizer: Any, texts: list[str], length: int, batch: int = 32) -> Tensor:
     """The mean of the last layer over a text's tokens, scaled to length 1."""
+    order = sorted(range(len(texts)), key=lambda at: len(texts[at]))  # texts of like length, so that little is padding
     found = []
     for at in range(0, len(texts), batch):
-        inputs = _tokens(tokenizer, texts[at : at + batch], length)
+        inputs = _tokens(tokenizer, [texts[one] for one in order[at : at + batch]], length)
         hidden = model(**inputs).last_hidden_state
         weights = inputs["attention_mask"][..., None].to(hidden.dtype)
         found.append(torch.nn.functional.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1))
-    return torch.cat(found)
+    return torch.cat(found)[torch.tensor(order).argsort()]
 
 
 def _tokens(tokenizer: Any, texts: list[str], length: int) -> dict[str, Tensor]:
