@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["LARGEST", "Pool", "free_port"]
+__all__ = ["LARGEST", "Pool", "free_port", "workers"]
 
 LARGEST = 4
 _SECONDS = 300.0  # longer than kernels take to compile; a task that takes longer hangs
@@ -21,6 +21,13 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
+
+
+def workers() -> Any:
+    """Processes that start with everything imported: by a server that imports it once and then forks."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.distributed.cases"])
+    return context
 
 
 def _work(rank: int, port: int, tasks: Any) -> None:
@@ -43,7 +50,7 @@ class Pool:
     """Ranks 0 to 3; a task runs on the first few of them, in a group of their own."""
 
     def __init__(self) -> None:
-        context, port = multiprocessing.get_context("spawn"), free_port()
+        context, port = workers(), free_port()
         ends = [context.Pipe() for _ in range(LARGEST)]
         self._pipes = [mine for mine, _ in ends]
         self._processes = [

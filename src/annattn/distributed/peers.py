@@ -1,5 +1,6 @@
 """The ranks of a process group: what they exchange, what it costs, and how the loss of one reaches the others."""
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,13 +12,18 @@ from torch import Tensor
 
 from annattn.checks import require_number
 from annattn.distributed.traffic import Exchange, counters
-from annattn.errors import AnnattnError, InputError, RankError
+from annattn.errors import InputError, RankError
 
 __all__ = ["ROLL_CALL_SECONDS", "Peers"]
 
 _LOOK_SECONDS = 0.5  # between two looks at what other ranks have reported, while waiting for them
 ROLL_CALL_SECONDS = 5.0
 """How long the ranks that are left wait for each other's sign of life once an exchange has failed."""
+
+_WHAT_TO_DO = (
+    "look at the output of that rank for the reason, then start all ranks again: the group cannot be used any more "
+    "(torchrun --max-restarts=1 restarts them by itself)"
+)
 
 
 class Peers:
@@ -102,10 +108,8 @@ class Peers:
             raise
 
     def _report(self, what: str) -> None:
-        try:
+        with contextlib.suppress(RuntimeError):  # whoever keeps the store is gone, and so are the others
             self._store.set(str(self.rank), what)
-        except Exception:  # whoever keeps the store is gone; `_lost` says so
-            return
 
     def _wait(self, work: dist.Work | None, doing: str) -> None:
         assert work is not None
@@ -119,44 +123,46 @@ class Peers:
             except RuntimeError as error:
                 if work.is_completed():
                     raise self._lost(doing, "the connection was closed") from error
-                raised = [s for s in range(self.size) if s != self.rank and self._reported(s).startswith("raised")]
-                if raised:
-                    raise self._lost(doing, "it raised") from None
                 if time.monotonic() > until:
                     raise self._lost(doing, f"no answer for {self.patience:g} s") from None
+                self._raise_for_others(doing)
             else:
                 return
 
-    def _reported(self, rank: int) -> str:
-        try:
-            return self._store.get(str(rank)).decode() if self._store.check([str(rank)]) else ""
-        except Exception:
-            return ""
+    def _reports(self) -> dict[int, str]:
+        """What the other ranks have written down, by rank."""
+        others = [str(rank) for rank in range(self.size) if rank != self.rank]
+        return {int(rank): self._store.get(rank).decode() for rank in others if self._store.check([rank])}
 
-    def _lost(self, doing: str, how: str) -> AnnattnError:
+    def _raise_for_others(self, doing: str) -> None:
+        try:
+            reports = self._reports()
+        except RuntimeError:
+            raise self._lost(doing, "the store does not answer") from None
+        self._raise_if_one_raised(reports)
+
+    def _raise_if_one_raised(self, reports: dict[int, str]) -> None:
+        for rank, text in reports.items():
+            if text.startswith("raised"):
+                raise RankError(f"rank {rank} of {self.size} {text}; {_WHAT_TO_DO}")
+
+    def _lost(self, doing: str, how: str) -> RankError:
         """The error that names the ranks which raised, or give no sign of life."""
-        what_to_do = (
-            "look at the output of that rank for the reason, then start all ranks again: the group cannot be used any "
-            "more (torchrun --max-restarts=1 restarts them by itself)"
-        )
+        until = time.monotonic() + ROLL_CALL_SECONDS
         try:
             self._store.set(str(self.rank), f"waited in {doing}")
-        except Exception:
+            reports = self._reports()
+            while len(reports) < self.size - 1 and time.monotonic() < until:
+                time.sleep(0.05)
+                reports = self._reports()
+                self._raise_if_one_raised(reports)
+        except RankError as found:
+            return found
+        except RuntimeError:
             return RankError(
                 f"rank {self.rank} lost the others in {doing} ({how}), and the store as well: the process that keeps "
-                f"it has ended, which is rank 0 unless torchrun started the ranks; {what_to_do}"
+                f"it has ended, which is rank 0 unless torchrun started the ranks; {_WHAT_TO_DO}"
             )
-        others = [s for s in range(self.size) if s != self.rank]
-        until = time.monotonic() + ROLL_CALL_SECONDS
-        while time.monotonic() < until:
-            reports = {s: self._reported(s) for s in others}
-            if all(reports.values()) or any(text.startswith("raised") for text in reports.values()):
-                break
-            time.sleep(0.05)
-        reports = {s: self._reported(s) for s in others}
-        for s, text in reports.items():
-            if text.startswith("raised"):
-                return RankError(f"rank {s} of {self.size} {text}; {what_to_do}")
-        silent = [s for s, text in reports.items() if not text]
+        silent = [rank for rank in range(self.size) if rank != self.rank and rank not in reports]
         who = f"rank {', '.join(map(str, silent))} of {self.size}" if silent else f"a rank of {self.size}"
-        return RankError(f"{who} ended or stopped answering, noticed in {doing} ({how}); {what_to_do}")
+        return RankError(f"{who} ended or stopped answering, noticed in {doing} ({how}); {_WHAT_TO_DO}")
