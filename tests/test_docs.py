@@ -19,6 +19,7 @@ from typing import Any
 
 import cyclopts
 import pytest
+from torch.distributed.run import get_args_parser
 
 from annattn.attention import MECHANISMS
 from annattn.cli.app import make_app
@@ -86,7 +87,17 @@ def test_python_on_a_page_runs_in_order_and_prints_what_is_shown(page, tmp_path,
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "page"}
     for block in blocks_of(page):
-        if block.kind == "python":
+        if program := re.match(r"# (\w+\.py)\n", block.body if block.kind == "python" else ""):
+            (tmp_path / program[1]).write_text(block.body)  # torchrun starts it, further down on the page
+        elif block.kind == "sh" and block.body.startswith("torchrun") and block.shown is not None:
+            (command,) = commands_of(block)
+            done = subprocess.run(
+                [sys.executable, "-m", "torch.distributed.run", "--standalone", *command[1:]],
+                capture_output=True,
+                text=True,
+            )
+            assert same(block.shown, done.stdout), f"line {block.line} printed:\n{done.stdout}{done.stderr}"
+        elif block.kind == "python":
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
                 exec(compile("\n" * (block.line - 1) + block.body, str(page), "exec"), names)
@@ -119,7 +130,7 @@ def test_commands_on_a_page_exist_with_the_options_they_are_given(page):
 @by_page
 def test_commands_with_an_output_print_it(page, tmp_path):
     for block in blocks_of(page):
-        if block.kind == "sh" and block.shown is not None:
+        if block.kind == "sh" and block.shown is not None and not block.body.startswith("torchrun"):
             (command,) = commands_of(block)
             assert command[0] == "annattn", "only annattn's own output is shown"
             done = subprocess.run(
@@ -144,6 +155,13 @@ def check_command(command: list[str]) -> None:
         targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         for argument in arguments:
             assert "=" in argument or argument in targets, f"make has no target {argument!r}"
+    elif program == "torchrun":
+        known = set(get_args_parser()._option_string_actions)
+        assert all(word in known for word in arguments if word.startswith("-") and "annattn" not in arguments)
+        if "annattn" in arguments:
+            place = arguments.index("annattn")
+            assert all(word in known for word in arguments[:place] if word.startswith("-"))
+            check_command(arguments[place:])
     elif program == "python":
         assert arguments[0] == "-m"
         assert importlib.util.find_spec(arguments[1]), command

@@ -1,6 +1,9 @@
 """`annattn train`: run a recipe."""
 
+import contextlib
 import math
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -9,6 +12,7 @@ from rich.progress import MofNCompleteColumn
 from annattn.checks import did_you_mean, require_choice, require_count
 from annattn.cli.terminal import Integer, JsonFlag, print_json, print_line, progress_bar, stderr_console
 from annattn.data import load
+from annattn.errors import InputError
 from annattn.experiments import RECIPES, Recipe
 from annattn.experiments import Progress as Step
 from annattn.experiments import train as run_training
@@ -32,6 +36,8 @@ def train(
 
     Example: annattn train induction_direct --seed 0 --folder runs/induction
 
+    On several processes: torchrun --nproc-per-node 2 -m annattn train induction_direct
+
     Args:
         name: a recipe, such as match2_direct, or python_anna on real text; a wrong name lists them all.
         seed: determines weights, data and hash functions.
@@ -46,17 +52,48 @@ def train(
         recipe = recipe.shortened(share)
     require_count("--save-every", save_every)
     place = folder or Path("runs") / f"{name}-{seed}"
+    if isinstance(recipe, TextRecipe) and _processes() > 1:
+        raise InputError(
+            "recipe", given=f"{name} on {_processes()} processes", expected="one process for a recipe on text"
+        )
     console = stderr_console()
-    try:
-        train_with_bar(recipe, name, seed, place, console, save_every)
-    except KeyboardInterrupt:
-        console.print(f"stopped; the same command continues from {place}", markup=False)
-        raise SystemExit(130) from None
+    with _one_of_several() as speaks:
+        try:
+            if speaks:
+                train_with_bar(recipe, name, seed, place, console, save_every)
+            elif isinstance(recipe, Recipe):
+                run_training(recipe, seed=seed, folder=place, save_every=save_every)
+        except KeyboardInterrupt:
+            if speaks:
+                console.print(f"stopped; the same command continues from {place}", markup=False)
+            raise SystemExit(130) from None
+    if not speaks:
+        return
     model = f"{place}/model.safetensors"
     if as_json:
         print_json({"recipe": name, "seed": seed, "steps": recipe.steps, "model": model})
     else:
         print_line(f"the model is {model}")
+
+
+def _processes() -> int:
+    """How many torchrun started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
+@contextlib.contextmanager
+def _one_of_several() -> Iterator[bool]:
+    """Join the processes that torchrun started, if it did; gives whether this is the one that prints."""
+    if _processes() == 1:
+        yield True
+        return
+    import torch.distributed as dist
+
+    from annattn.experiments.ranks import join_torchrun
+
+    join_torchrun()
+    yield dist.get_rank() == 0
+    dist.destroy_process_group()
 
 
 def train_with_bar(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from annattn.errors import InputError
+from annattn.experiments.ranks import Ranks
 from annattn.experiments.recipe import Recipe, read_recipe, write_recipe
 from annattn.files import held, write_json, write_text
 from annattn.interrupts import between_steps
@@ -50,6 +51,10 @@ def train(
     The weights are the same bit for bit on one machine with one number of torch threads, because torch's summation
     order depends on the number of threads.
 
+    Where torch.distributed is initialised, all processes of its default group train one model: each takes its share of
+    every batch, and the first one writes and reports. The weights are those of one process to rounding, except under
+    dropout, whose draws depend on the share; the same number of processes gives the same bits.
+
     Args:
         recipe: what to train.
         seed: decides the initial weights, the data, and the hash functions of every step.
@@ -68,8 +73,9 @@ def train(
     if save_every < 1:
         raise InputError("save_every", given=save_every, expected="at least 1 step")
     place = Path(folder) if folder is not None else None
-    with held(place) if place is not None else contextlib.nullcontext():
-        run = _Run(recipe, check_seed(seed), place)
+    ranks = Ranks()
+    with held(place) if place is not None and ranks.writes else contextlib.nullcontext():
+        run = _started(recipe, seed, place, ranks, f"{save_every}, {stop_at}")
         last = recipe.steps if stop_at is None else min(stop_at, recipe.steps)
         started = time.perf_counter()
         # Half a step would be saved as none, and the continued run would be wrong.
@@ -78,24 +84,41 @@ def train(
                 while run.step < last:
                     loss, error = run.advance()
                     run.note(loss, error)
-                    if report:
+                    if report and ranks.writes:
                         report(Progress(run.step, recipe.steps, loss, error, time.perf_counter() - started))
-                    stop_if_asked()
+                    ranks.stop_together(stop_if_asked)
                     if run.step % save_every == 0 and run.step < last:
                         run.save()
             except KeyboardInterrupt:
                 run.save()
                 raise
+            except RuntimeError as error:
+                raise ranks.named(error, run.step) from error
             run.save()
             stop_if_asked()
         return run.model.with_attention(*recipe.model.attention)
 
 
+def _started(recipe: Recipe, seed: int, folder: Path | None, ranks: Ranks, options: str) -> "_Run":
+    """The run where it stands; all processes learn of an error of one, and get the state that the first one read."""
+    run, error = None, None
+    try:
+        ranks.check_batch(recipe.batch)
+        run = _Run(recipe, check_seed(seed), folder if ranks.writes else None, ranks)
+    except Exception as found:
+        error = found
+    described = {"recipe": json.dumps(write_recipe(recipe)), "seed": str(seed), "save_every and stop_at": options}
+    ranks.agree(described, error)
+    assert run is not None
+    run.take(ranks.spread(run.held() if ranks.writes else None))
+    return run
+
+
 class _Run:
     """The model, the optimiser and the number of the next step."""
 
-    def __init__(self, recipe: Recipe, seed: int, folder: Path | None) -> None:
-        self.recipe, self.seed, self.folder = recipe, seed, folder
+    def __init__(self, recipe: Recipe, seed: int, folder: Path | None, ranks: Ranks) -> None:
+        self.recipe, self.seed, self.folder, self.ranks = recipe, seed, folder, ranks
         self.task = recipe.make_task()
         self.model = Transformer(recipe.model, seed=seed)
         self.optimiser = torch.optim.Adam(self.model.parameters(), lr=recipe.rate, betas=(0.9, 0.98))
@@ -105,31 +128,48 @@ class _Run:
         if folder is not None:
             self._open(folder)
 
+    def held(self) -> tuple[dict[str, Tensor], dict[str, Any], int]:
+        """Weights, the optimiser's state and the step."""
+        return self.model.state_dict(), self.optimiser.state_dict(), self.step
+
+    def take(self, state: tuple[dict[str, Tensor], dict[str, Any], int]) -> None:
+        """Go on from what another process holds; then everything is ready for the first step."""
+        if not self.ranks.writes:
+            self.model.load_state_dict(state[0])
+            self.optimiser.load_state_dict(state[1])
+            self.step = state[2]
+        self.forward = self.ranks.parallel(self.model)
+
     def advance(self) -> tuple[float, float]:
         """One step of gradient descent; returns the loss and the share of wrong tokens before it."""
         recipe, step = self.recipe, self.step
         rng = np.random.default_rng([self.seed, step, 1])
-        batch = self._batch(rng)
+        whole = self._batch(rng)
+        counted = int(whole.mask.sum())
+        batch = self.ranks.part(whole)
         inputs, targets, mask = (torch.from_numpy(x) for x in (batch.inputs, batch.targets, batch.mask))
         for group in self.optimiser.param_groups:
             group["lr"] = self._rate()
         drawn = int(rng.integers(2**31))
-        model = self.model.with_attention(*recipe.attention_at(step)).draw(drawn)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(drawn)  # what dropout draws in this step, whether or not the run was stopped before it
-            logits = model(inputs)[mask]
-        loss = torch.nn.functional.cross_entropy(logits, targets[mask])
-        if not loss.isfinite():
-            raise InputError(
-                "loss", given=f"{loss.item()} at step {step}", expected="a finite number", hint="lower rate"
-            )
+            # What dropout draws in this step, whether or not the run was stopped before it.
+            torch.manual_seed(drawn + self.ranks.rank)
+            logits = self.forward(inputs, recipe.attention_at(step), drawn)[mask]
+        reduction = "mean" if self.ranks.size == 1 else "sum"
+        loss = torch.nn.functional.cross_entropy(logits, targets[mask], reduction=reduction)
+        if reduction == "sum":
+            loss = loss / counted
+        wrong = (logits.argmax(-1) != targets[mask]).double().sum().item()
+        reached, wrong = self.ranks.total(loss.item(), wrong)
+        if not math.isfinite(reached):
+            raise InputError("loss", given=f"{reached} at step {step}", expected="a finite number", hint="lower rate")
         self.optimiser.zero_grad()
         loss.backward()
         if recipe.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
         self.optimiser.step()
         self.step += 1
-        return loss.item(), (logits.argmax(-1) != targets[mask]).double().mean().item()
+        return reached, wrong / counted
 
     def note(self, loss: float, error: float) -> None:
         """Log every hundredth step."""

@@ -1,0 +1,145 @@
+"""Training on several processes: each takes its share of every batch, and gradients are added up in a fixed order."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
+
+from annattn.distributed import PATIENCE
+from annattn.distributed.agreement import agree
+from annattn.distributed.peers import Peers
+from annattn.errors import InputError, RankError
+from annattn.nn import Transformer
+from annattn.tasks import Batch
+
+__all__ = ["Ranks", "join_torchrun"]
+
+
+def join_torchrun(backend: str = "gloo") -> None:
+    """Join the processes that torchrun started.
+
+    `init_process_group` alone would find the addresses of processes that died before a restart, since torchrun may keep
+    its store: each life has a prefix of its own.
+    """
+    store, rank, size = next(rendezvous("env://"))
+    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.distributed_c10d.PrefixStore(f"life {life}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+
+
+class Ranks:
+    """The processes of the default group of torch.distributed, or this one alone.
+
+    >>> ranks = Ranks()
+    >>> ranks.size, ranks.writes
+    (1, True)
+    """
+
+    def __init__(self) -> None:
+        started = dist.is_available() and dist.is_initialized()
+        self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this one writes and reports."""
+        return self.rank == 0
+
+    def check_batch(self, batch: int) -> None:
+        """Raise InputError unless every process gets a part of it."""
+        if batch < self.size:
+            raise InputError("batch", given=batch, expected=f"at least one sequence for each of {self.size} processes")
+
+    def agree(self, described: dict[str, str], error: Exception | None) -> None:
+        """Raise the error, here or elsewhere, and unless all train the same."""
+        if self.size > 1:
+            agree(Peers(None, PATIENCE), "train", described, error, torch.device("cpu"))
+        elif error is not None:
+            raise error
+
+    def spread(self, state: Any) -> Any:
+        """What the first process has, for all."""
+        if self.size == 1:
+            return state
+        box = [state]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def part(self, batch: Batch) -> Batch:
+        """This process's share of a batch, in the order of the ranks."""
+        if self.size == 1:
+            return batch
+        mine = np.array_split(np.arange(len(batch)), self.size)[self.rank]
+        return Batch(batch.inputs[mine], batch.targets[mine], batch.mask[mine])
+
+    def parallel(self, model: Transformer) -> Callable[[Tensor, Any, int], Tensor]:
+        """(inputs, mechanisms, seed of the hash functions) to logits; the gradients are the sums over all processes."""
+        step = _Step(model)
+        if self.size == 1:
+            return step
+        parallel = DistributedDataParallel(step)
+        parallel.register_comm_hook(None, _add_in_order)
+        return parallel
+
+    def total(self, *numbers: float) -> list[float]:
+        """The sums of these over all processes, the same on each."""
+        if self.size == 1:
+            return list(numbers)
+        found = torch.tensor(numbers, dtype=torch.float64)
+        parts = [torch.empty_like(found) for _ in range(self.size)]
+        dist.all_gather(parts, found)
+        return torch.stack(parts).sum(0).tolist()
+
+    def stop_together(self, stop_if_asked: Callable[[], None]) -> None:
+        """`stop_if_asked`, on every process at the same step if on any."""
+        if self.size == 1:
+            stop_if_asked()
+            return
+        asked = False
+        try:
+            stop_if_asked()
+        except KeyboardInterrupt:
+            asked = True
+        if self.total(asked)[0]:
+            raise KeyboardInterrupt
+
+    def named(self, error: RuntimeError, step: int) -> Exception:
+        """The same error, or one that says what to do if it is the end of another process."""
+        if self.size == 1 or not any(word in str(error) for word in ("gloo", "Connection", "NCCL", "peer")):
+            return error
+        return RankError(
+            f"another of the {self.size} processes ended at step {step + 1}; the same command goes on from the last "
+            "save (torchrun --max-restarts=3 starts it again by itself)"
+        )
+
+
+class _Step(nn.Module):
+    """The model under the mechanisms of a step; DDP wants one module for all of them."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor, attention: Any, drawn: int) -> Tensor:
+        return self.model.with_attention(*attention).draw(drawn)(inputs)
+
+
+def _add_in_order(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]
+    """Sums in the order of the ranks: an all-reduce's order depends on where in its buffer a number lies."""
+    own = bucket.buffer()
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    work = dist.all_gather(parts, own, async_op=True)
+    assert work is not None
+
+    def add(_: Any) -> Tensor:
+        total = parts[0].clone()
+        for part in parts[1:]:
+            total += part
+        return total
+
+    return work.get_future().then(add)
