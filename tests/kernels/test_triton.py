@@ -343,6 +343,7 @@ def test_a_window_cache_steps_as_the_torch_backend_does(combine):
     [
         (Euclidean(4).sample(tables=2, hashes=3), torch.float32, "Euclidean.* is not compiled"),
         (Hyperplane(4).sample(tables=2, hashes=64), torch.float32, "do not fit one code"),
+        (Hyperplane(4).sample(tables=3, hashes=4, shared=True), torch.float32, "share hash functions are not compiled"),
         (Hyperplane(4).sample(tables=2, hashes=3), torch.float64, "are hashed in float64 by the torch backend"),
         (CrossPolytope(300, rotation="structured").sample(tables=1, hashes=1), torch.float32, "up to 128 axes"),
     ],
