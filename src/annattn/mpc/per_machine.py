@@ -109,7 +109,7 @@ class PerMachine(Protocol):
 def _inboxes(mail: Mail) -> Iterator[tuple[int, Inbox]]:
     """The machines that have mail, and their (source, words) pairs."""
     machines, first = np.unique(mail.dest, return_index=True)
-    for machine, start, end in zip(machines.tolist(), first, [*first[1:], len(mail)], strict=True):
+    for machine, start, end in zip(machines.tolist(), first, [*first, len(mail)][1:], strict=True):
         pairs = zip(mail.src[start:end].tolist(), mail.words[start:end].tolist(), strict=True)
         yield machine, [(source, tuple(words)) for source, words in pairs]
 
