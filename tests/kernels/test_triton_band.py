@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.skipif(not find_spec("triton"), re
 CASES = {
     "causal, heads that share": {"n": 40, "m": 40, "heads": (4, 2), "window": 7, "masked": True},
     "both sides": {"n": 40, "m": 40, "window": 35, "is_causal": False, "masked": True},
-    "documents": {"n": 37, "m": 37, "window": 100, "is_causal": False, "packed": True, "masked": True},
+    "documents": {"n": 37, "m": 37, "heads": (2, 1), "window": 100, "is_causal": False, "packed": True, "masked": True},
     "a decode step": {"n": 1, "m": 50, "heads": (3, 1), "window": 40},
     "more queries than keys": {"n": 30, "m": 9, "window": 5, "is_causal": False, "masked": True},
     "more keys than queries": {"n": 9, "m": 70, "window": 33, "is_causal": False},
