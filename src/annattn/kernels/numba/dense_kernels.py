@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 
 from annattn.kernels.numba.compiled import kernel
-from annattn.kernels.numba.rows import is_finite_row
+from annattn.kernels.numba.rows import divide_row, is_finite_row
 from annattn.kernels.numba.simd import converted, data_of, in_columns, intrinsic, load, loop, store, zero
 from annattn.lsh import IGNORED, NO_BUCKET
 
@@ -301,9 +301,6 @@ def _clear(total, count, at, row, width):
     total[at : at + width] = 0
 
 
-@kernel
+@kernel(inlined=True)
 def _divide(total, count, at, row, width):
-    here = total[at : at + width]
-    divisor = total.dtype.type(max(count[row], 1))
-    for k in range(width):
-        here[k] /= divisor
+    divide_row(total, at, max(count[row], 1), width)

@@ -53,7 +53,7 @@ def divide_row(target, at, divisor, width):
         target[at + k] /= divisor
 
 
-@kernel(fastmath={"reassoc"})
+@kernel(fastmath={"reassoc"}, inlined=True)
 def is_finite_row(x, at, width):
     """Whether all of x[at + k] are finite: 0 times another number is NaN."""
     at, nothing = _U(at), x.dtype.type(0)
