@@ -44,7 +44,7 @@ def demo(
         parts: the parts to measure, by default all: speed, attention, models, recall, theory, theorems.
         seed: determines tokens, words and hash functions.
         longest: the largest number of tokens to time, at least 1024; each doubling makes softmax attention take four
-            times as long.
+            times as long. Recall is read at up to 262144 tokens, or at 1048576 if that is given here.
         output: the page to write; the numbers get the same name with the ending .json.
         quick: use small sizes, and at most 8192 tokens for softmax attention; half a minute in all.
         as_json: print the numbers as JSON and nothing else.
