@@ -18,6 +18,15 @@ EXPONENTS = {
 }  # fmt: skip
 
 
+FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def fused_operations(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Torch counts its fused attention on GPUs only: two products of every query with every key of its block."""
+    *blocks, rows, dim = query
+    return 2 * math.prod(blocks) * rows * key[-2] * (dim + value[-1])
+
+
 def operations(name: str, n: int, *, is_causal: bool) -> int:
     mechanism = MECHANISMS[name]
     options: dict[str, Any] = mechanism.options(DIM)
@@ -27,7 +36,7 @@ def operations(name: str, n: int, *, is_causal: bool) -> int:
     given = (query,) if mechanism.config.shared_query_key else (query, key)
     if mechanism.config.causal == "optional":
         options["is_causal"] = is_causal
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping={FUSED: fused_operations}) as counter:
         mechanism.attend(*given, value, **options)
     return counter.get_total_flops()
 

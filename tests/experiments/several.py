@@ -9,7 +9,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from annattn.experiments import training
-from annattn.experiments.ranks import join_torchrun
+from annattn.experiments.ranks import join_torchrun, leave_torchrun
 from tests.experiments.test_training import TINY
 
 RECIPE = replace(TINY, clip=1.0)
@@ -28,4 +28,4 @@ if __name__ == "__main__":
 
     training._Run.note = note_or_die
     training.train(RECIPE, seed=3, folder=folder, save_every=4)
-    dist.destroy_process_group()
+    leave_torchrun()

@@ -49,9 +49,9 @@ def test_every_binary_that_calls_ask_for_is_among_them(assembled, monkeypatch):
 
     asked = {}
 
-    def note(kernel, programs, *arguments, warps=4, **constants):
+    def note(kernel, programs, *arguments, warps=4, registers=None, **constants):
         if 0 not in programs:
-            found = assembly.configuration(kernel, arguments, warps, **constants)
+            found = assembly.configuration(kernel, arguments, warps, registers, **constants)
             asked[found.kernel, json.dumps([found.types, found.constants, found.warps])] = True
 
     for module in (atomic, band, decode, hashing, outer, sums):

@@ -50,7 +50,11 @@ DRIVER = textwrap.dedent(
         sys.exit(f"refused: {error}")
     here = run(sort, words)
     assert here.trace == there.trace and np.array_equal(here.output, there.output)
-    import ray
+    import ray, time
+    # A short run may end before the cluster has noticed.
+    deadline = time.monotonic() + 60
+    while kill and sum(node["Alive"] for node in ray.nodes()) == 3 and time.monotonic() < deadline:
+        time.sleep(0.5)
     print("equal", sum(node["Alive"] for node in ray.nodes()), flush=True)
     """
 )

@@ -89,11 +89,11 @@ def _one_of_several() -> Iterator[bool]:
         return
     import torch.distributed as dist
 
-    from annattn.experiments.ranks import join_torchrun
+    from annattn.experiments.ranks import join_torchrun, leave_torchrun
 
     join_torchrun()
     yield dist.get_rank() == 0
-    dist.destroy_process_group()
+    leave_torchrun()
 
 
 def train_with_bar(

@@ -1,5 +1,6 @@
 """Training on several processes: each takes its share of every batch, and gradients are added up in a fixed order."""
 
+import gc
 import os
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ from annattn.errors import InputError, RankError
 from annattn.nn import Transformer
 from annattn.tasks import Batch
 
-__all__ = ["Ranks", "join_torchrun"]
+__all__ = ["Ranks", "join_torchrun", "leave_torchrun"]
 
 
 def join_torchrun(backend: str = "gloo") -> None:
@@ -31,6 +32,16 @@ def join_torchrun(backend: str = "gloo") -> None:
     life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.distributed_c10d.PrefixStore(f"life {life}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+
+
+def leave_torchrun() -> None:
+    """Leave the processes that torchrun started, once all have arrived here.
+
+    What still refers to the group must be gone before it is: a process whose interpreter ends first is aborted.
+    """
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 class Ranks:

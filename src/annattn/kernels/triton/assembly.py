@@ -39,12 +39,13 @@ _POINTERS = {
 
 @dataclass(frozen=True)
 class Configuration:
-    """One binary: a kernel, the types of its arguments, its constants and its warps."""
+    """One binary: a kernel, the types of its arguments, its constants, its warps and its limit on registers."""
 
     kernel: str
     types: tuple[tuple[str, str], ...]
     constants: tuple[tuple[str, Any], ...]
     warps: int
+    registers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ class Assembled:
     shared: int
 
 
-def configuration(kernel: launch.Kernel, arguments: tuple[Any, ...], warps: int, **constants: Any) -> Configuration:
+def configuration(
+    kernel: launch.Kernel, arguments: tuple[Any, ...], warps: int, registers: int | None, **constants: Any
+) -> Configuration:
     """The binary that these arguments take."""
     types = []
     for name, argument in zip(kernel.arg_names, arguments, strict=False):
@@ -70,7 +73,7 @@ def configuration(kernel: launch.Kernel, arguments: tuple[Any, ...], warps: int,
         else:
             kind = "fp32" if isinstance(argument, float) else "i32"
         types.append((name, kind))
-    return Configuration(kernel.__name__, tuple(types), tuple(sorted(constants.items())), warps)
+    return Configuration(kernel.__name__, tuple(types), tuple(sorted(constants.items())), warps, registers)
 
 
 def configurations() -> dict[Configuration, launch.Kernel]:
@@ -78,10 +81,15 @@ def configurations() -> dict[Configuration, launch.Kernel]:
     found: dict[Configuration, launch.Kernel] = {}
 
     def note(
-        kernel: launch.Kernel, programs: tuple[int, ...], *arguments: Any, warps: int = 4, **constants: Any
+        kernel: launch.Kernel,
+        programs: tuple[int, ...],
+        *arguments: Any,
+        warps: int = 4,
+        registers: int | None = None,
+        **constants: Any,
     ) -> None:
         assert 0 not in programs
-        found[configuration(kernel, arguments, warps, **constants)] = kernel
+        found[configuration(kernel, arguments, warps, registers, **constants)] = kernel
 
     modules: tuple[Any, ...] = (atomic, band, decode, hashing, outer, sums)
     before = [module.launch for module in modules]
@@ -133,7 +141,7 @@ def assemble(found: Configuration, kernel: launch.Kernel, target: str) -> Assemb
     """Compile one binary for one target, and ask the assembler what it takes."""
     names = dict(found.constants)
     source = ASTSource(kernel, dict(found.types) | dict.fromkeys(names, "constexpr"), names)
-    options = {"num_warps": found.warps, "enable_fp_fusion": True}
+    options = launch.options(found.warps, found.registers)
     said = io.StringIO()
     # Anew, and with what the assembler prints of it: registers and spills are in no other place.
     with knobs.compilation.scope(), knobs.nvidia.scope(), contextlib.redirect_stdout(said):

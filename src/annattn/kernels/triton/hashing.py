@@ -48,6 +48,7 @@ def hash_rows(hasher: Hasher, x: Tensor) -> Tensor:
         launch(
             _hash_rotations, (pieces(count, rows), hasher.tables),
             x, drawn, codes, count, *where, spread, *x.stride(), ROWS=rows, AXES=axes, STAGES=stages, warps=8,
+            registers=128,
         )  # fmt: skip
         return codes.transpose(2, 3)
     unit = (dim + 1) * _UNIT

@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-__all__ = ["COLUMNS", "Kernel", "kernel", "launch", "pieces"]
+__all__ = ["COLUMNS", "Kernel", "kernel", "launch", "options", "pieces"]
 
 Kernel = Any  # triton.JITFunction, or what stands for it in the interpreter
 COLUMNS = 64  # numbers of a row that one program handles
@@ -24,13 +24,25 @@ def kernel(function: Callable[..., None]) -> Kernel:
     return triton.jit(do_not_specialize=sizes, do_not_specialize_on_alignment=sizes)(function)
 
 
-def launch(kernel: Kernel, programs: tuple[int, ...], *arguments: Tensor | float, warps: int = 4, **constants: Any):
+def options(warps: int, registers: int | None) -> dict[str, Any]:
+    """What the compiler is told: warps per program, and registers per thread where its own choice would spill."""
+    return {"num_warps": warps, "enable_fp_fusion": True} | ({} if registers is None else {"maxnreg": registers})
+
+
+def launch(
+    kernel: Kernel,
+    programs: tuple[int, ...],
+    *arguments: Tensor | float,
+    warps: int = 4,
+    registers: int | None = None,
+    **constants: Any,
+) -> None:
     """Start the kernel on the device of its first argument."""
     if 0 in programs:
         return
     device = arguments[0].device  # pyright: ignore[reportAttributeAccessIssue]
     with torch.cuda.device(device if device.type == "cuda" else -1):
-        kernel[programs](*arguments, **constants, num_warps=warps, enable_fp_fusion=True)
+        kernel[programs](*arguments, **constants, **options(warps, registers))
 
 
 def pieces(whole: int, size: int) -> int:
