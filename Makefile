@@ -34,7 +34,7 @@ $(READY): pyproject.toml constraints.txt
 
 # What the demo needs, without Ray, browsers, the site and the tests.
 $(DEMO_READY): pyproject.toml constraints.txt
-	@echo "installing into $(VENV): a minute or two, 1 GB"
+	@echo "installing into $(VENV): a minute or two, 1.3 GB"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(INSTALL) -e ".[cli,report]"
 	touch $@
