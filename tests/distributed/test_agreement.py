@@ -1,5 +1,6 @@
 """Ranks that are called differently are told so, all of them, before anything is exchanged."""
 
+import time
 from typing import Any
 
 import pytest
@@ -43,6 +44,20 @@ def call_differently(group: dist.ProcessGroup, what: str) -> None:
         except Exception:
             assert traffic.sent == 0
             raise
+
+
+def call_late(group: dist.ProcessGroup, seconds: float) -> None:
+    torch.manual_seed(dist.get_rank(group))
+    if dist.get_rank(group) == 2:
+        time.sleep(seconds)
+    hasher = aa.lsh.Hyperplane(6).sample(tables=2, hashes=3)
+    distributed.anna_attention(*torch.randn(3, 1, 2, 5, 6), hasher, group=group, is_causal=True)
+
+
+@pytest.mark.slow
+def test_an_error_that_was_caught_is_no_reason_to_end_a_later_call_that_waits(pool):
+    assert not any(fine for fine, _ in pool.outcomes(3, call_differently, "causal lengths"))
+    pool.run(3, call_late, 2.0)
 
 
 @pytest.mark.parametrize(

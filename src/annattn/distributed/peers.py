@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,6 +20,9 @@ __all__ = ["ROLL_CALL_SECONDS", "Peers"]
 _LOOK_SECONDS = 0.5  # between two looks at what other ranks have reported, while waiting for them
 ROLL_CALL_SECONDS = 5.0
 """How long the ranks that are left wait for each other's sign of life once an exchange has failed."""
+
+_CALLS: Counter[str] = Counter()
+"""How many calls this process has made in each group."""
 
 _WHAT_TO_DO = (
     "look at the output of that rank for the reason, then start all ranks again: the group cannot be used any more "
@@ -48,8 +52,11 @@ class Peers:
         self.group = found
         self.rank, self.size = dist.get_rank(found), dist.get_world_size(found)
         self.patience = require_number("patience", patience, "a number of seconds above 0", low=1e-3)
+        # All ranks make the same calls in the same order. What one reported in an earlier call, which its caller may
+        # have caught, says nothing about this one.
+        _CALLS[found.group_name] += 1
         self._store = dist.distributed_c10d.PrefixStore(
-            f"annattn/{found.group_name}", dist.distributed_c10d._get_default_store()
+            f"annattn/{found.group_name}/{_CALLS[found.group_name]}", dist.distributed_c10d._get_default_store()
         )
         # NCCL's work is waited for by the device, and its own watchdog ends the processes.
         self._asks = dist.get_backend(found) == "gloo"
