@@ -51,7 +51,8 @@ def call_late(group: dist.ProcessGroup, seconds: float) -> None:
     if dist.get_rank(group) == 2:
         time.sleep(seconds)
     hasher = aa.lsh.Hyperplane(6).sample(tables=2, hashes=3)
-    distributed.anna_attention(*torch.randn(3, 1, 2, 5, 6), hasher, group=group, is_causal=True)
+    query, key, value = torch.randn(3, 1, 2, 5, 6)
+    distributed.anna_attention(query, key, value, hasher, group=group, is_causal=True)
 
 
 @pytest.mark.slow
