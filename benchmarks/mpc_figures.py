@@ -41,7 +41,7 @@ def sort_speed(n: int = 1_000_000) -> None:
         seconds = best(lambda protocol=protocol, given=given: run(protocol, given))
         print(
             f"Sort n={n} width={width} s={protocol.limits.memory_words}: {seconds:.2f} s, "
-            f"{seconds / base:.1f} x np.argsort ({base * 1e3:.0f} ms); asked: at most 20; rounds {protocol.rounds}"
+            f"{seconds / base:.1f} x np.argsort ({base * 1e3:.0f} ms); rounds {protocol.rounds}"
         )
 
 
@@ -68,9 +68,9 @@ def khop_speed(letters: int, n: int = 2**20, k: int = 16) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     print(
-        f"KHop n={n} k={k} s={protocol.limits.memory_words}, {letters} letters: {seconds:.1f} s; asked: at most 60; "
+        f"KHop n={n} k={k} s={protocol.limits.memory_words}, {letters} letters: {seconds:.1f} s; "
         f"rounds {protocol.rounds}; peak memory {peak / words.nbytes:.1f} x input as allocated, "
-        f"{grown / words.nbytes:.1f} x as the process grew; asked: at most 20"
+        f"{grown / words.nbytes:.1f} x as the process grew"
     )
 
 

@@ -16,14 +16,9 @@ import numpy as np
 
 from annattn.mpc import PartFiles, run
 from annattn.mpc.protocols import Sort
+from benchmarks.mpc_figures import resident
 
 PART = 1_000_000
-
-
-def resident(what: str) -> int:
-    """The bytes of memory this process has (VmRSS) or had at most (VmHWM)."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
-    return int(line.split()[1]) * 1024
 
 
 def make(folder: Path, n: int) -> None:
