@@ -51,6 +51,10 @@ def test_compare_runs_prints_and_goes_on(hardly, command, tmp_path, monkeypatch)
     assert found == read_comparison(folder / "small" / "comparison.json")
     with held(folder / "small" / "costs.run"):  # as another process that measures them would
         assert json.loads(command("compare", "--profile", "small", "--folder", folder, "--json")[1])["costs"] is None
+    assert found["processor_seconds"] > 0
+    code, shown, _ = command("compare", "sum", "--profile", "small", "--folder", folder, "--seeds", "2")
+    assert (code, shown.count("±")) == (0, 3)
+    assert "12 of 18 runs" in shown
     figure = folder / "small" / "frontier.svg"
     assert ElementTree.parse(figure).getroot().tag.endswith("svg")
     assert all(CONTENDERS[name].title in figure.read_text() for name in FEW)
@@ -61,6 +65,7 @@ def test_compare_runs_prints_and_goes_on(hardly, command, tmp_path, monkeypatch)
     [
         (("compare", "recal"), "did you mean recall?"),
         (("compare", "--minutes", "-1"), "--minutes"),
+        (("compare", "--seeds", "0"), "seeds"),
         (("compare", "--profile", "slow"), "profile"),
     ],
 )

@@ -2,14 +2,15 @@
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
-from rich.table import Table
+from rich.table import Column, Table
 
-from annattn.checks import did_you_mean, require_choice
+from annattn.checks import did_you_mean, require_choice, require_count
 from annattn.cli.terminal import Flag, JsonFlag, print_json, print_line, progress_bar, stderr_console, stdout_console
 from annattn.errors import InputError
 from annattn.experiments import Progress as Step
@@ -20,11 +21,15 @@ from annattn.report.comparison import error_text, frontier_chart
 
 __all__ = ["compare"]
 
+_COLUMNS = 4
+_NONE = "–"  # where a mechanism has no form that the task needs
+
 
 def compare(
     *names: str,
     profile: Literal["small", "quick", "full", "listops"] = "quick",
     folder: Path = Path("results/compare"),
+    seeds: int | None = None,
     minutes: float | None = None,
     again: Flag = False,
     as_json: JsonFlag = False,
@@ -42,11 +47,14 @@ def compare(
         names: any of match2, induction, recall, sum, listops, k_hop and k_hop_16; by default all.
         profile: the sizes, steps, learning rates and seeds.
         folder: where runs, costs, table (JSON) and figures (SVG) go, in one folder per profile.
+        seeds: how many runs a contender has per task at the learning rate it chose, by default as the profile says.
         minutes: begin no run after this time; 0 trains nothing and prints what is there.
         again: measure the costs again, even if they are there.
         as_json: print the table as JSON.
     """
     chosen = PROFILES[profile]
+    if seeds is not None:
+        chosen = chosen.with_seeds(require_count("seeds", seeds, most=100))
     for name in names:
         require_choice("task", name, chosen.tasks, hint=did_you_mean(name, chosen.tasks))
     if minutes is not None and not minutes >= 0:
@@ -68,8 +76,8 @@ def compare(
     if as_json:
         print_json(found)
         return
-    stdout_console().print(_error_table(found))
-    stdout_console().print(_cost_table(found))
+    for table in (*_error_tables(found), _cost_table(found)):
+        stdout_console().print(table)
     print_line(f"{found['runs']} of {found['planned']} runs; table and figures: {place}")
 
 
@@ -122,20 +130,32 @@ def _read_costs(path: Path) -> dict[str, Any]:
         raise InputError("costs", given=f"{path}, damaged", expected="JSON", hint=str(wrong)) from None
 
 
-def _error_table(found: dict[str, Any]) -> Table:
-    table = Table("contender", *(column["title"] for column in found["columns"]), title="errors on test data")
-    table.add_row("best constant answer", *(f"{column['guess']:.3f}" for column in found["columns"]), style="dim")
-    for row in found["rows"]:
-        table.add_row(row["title"], *(error_text(row["cells"][column["name"]]) for column in found["columns"]))
-    return table
+def _error_tables(found: dict[str, Any]) -> Iterator[Table]:
+    """Four tasks per table, so that a terminal of 80 letters holds them."""
+    caption = f"{_NONE} no causal form, or no other"
+    for first in range(0, len(found["columns"]), _COLUMNS):
+        columns = found["columns"][first : first + _COLUMNS]
+        table = Table(_names(), *(column["title"] for column in columns), title="errors on test data", caption=caption)
+        table.add_row("best constant answer", *(f"{column['guess']:.3f}" for column in columns), style="dim")
+        for row in found["rows"]:
+            table.add_row(row["title"], *(_short(row["cells"][column["name"]]) for column in columns))
+        yield table
+
+
+def _short(cell: dict[str, Any]) -> str:
+    return _NONE if "missing" in cell else error_text(cell).replace(" ± ", "±")
+
+
+def _names() -> Column:
+    return Column("contender", no_wrap=True)
 
 
 def _cost_table(found: dict[str, Any]) -> Table:
     lengths = [f"{n:,}" for n in LENGTHS]
     table = Table(
-        "contender",
+        _names(),
         *(f"µs per token at {n}" for n in lengths),
-        *(f"state at {n}, bytes" for n in lengths),
+        *(f"state at {n}, KiB" for n in lengths),
         title="costs of one layer",
     )
     contenders = {} if found["costs"] is None else found["costs"]["contenders"]
@@ -145,6 +165,6 @@ def _cost_table(found: dict[str, Any]) -> Table:
         table.add_row(
             row["title"],
             *(f"{1e6 * cost['seconds_per_token'][str(n)]:.2f}" for n in LENGTHS),
-            *("no causal form" if state is None else f"{state:,}" for state in states),
+            *(_NONE if state is None else f"{state / 1024:,.0f}" for state in states),
         )
     return table

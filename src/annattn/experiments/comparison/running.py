@@ -122,15 +122,16 @@ def run_one(
         with held(place.with_name(f"{place.name}.run")):
             if _result(folder, run).exists():
                 return None
-            started = time.perf_counter()
+            started, started_cpu = time.perf_counter(), time.process_time()
             recipe = task.recipe(contender, run.rate)
             model = train(recipe, seed=run.seed, folder=place, report=report)
             data = {
                 "recipe": _recipe(profile, run),
                 "seed": run.seed,
                 "parameters": sum(weight.numel() for weight in model.parameters()),
-                "seconds": time.perf_counter() - started,
                 **_measured(profile, task, run, model),
+                "seconds": time.perf_counter() - started,
+                "processor_seconds": time.process_time() - started_cpu,
             }
             _result(folder, run).parent.mkdir(parents=True, exist_ok=True)
             write_json(data, _result(folder, run))

@@ -1,6 +1,6 @@
 """What is compared and how long it is trained: tasks in their sizes, and profiles."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from annattn.experiments.comparison.contenders import Contender
@@ -93,6 +93,14 @@ class Profile:
     rates: tuple[float, ...] = (3e-3, 1e-3)
     samples: int = 256
     draws: int = 3
+
+    def with_seeds(self, seeds: int) -> "Profile":
+        """The same with this many runs per contender and task at the learning rate it chose.
+
+        >>> {task.seeds for task in PROFILES["quick"].with_seeds(3).tasks.values()}
+        {3}
+        """
+        return replace(self, tasks={name: replace(task, seeds=seeds) for name, task in self.tasks.items()})
 
 
 _ANY_ORDER: dict[str, Any] = {"positions": "none"}

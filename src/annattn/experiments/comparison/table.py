@@ -56,7 +56,15 @@ def summary(profile: Profile, found: Results) -> dict[str, Any]:
             {"name": name, "title": contender.title, "kind": contender.kind, "cells": cells, "parameters": parameters}
         )
     planned = sum(_runs_of(profile, name, task.seeds) for name, task in profile.tasks.items())
-    return {"columns": columns, "rows": rows, "rates": list(profile.rates), "runs": len(found), "planned": planned}
+    seconds = [one.get("processor_seconds") for one in found.values()]
+    return {
+        "columns": columns,
+        "rows": rows,
+        "rates": list(profile.rates),
+        "runs": len(found),
+        "planned": planned,
+        "processor_seconds": sum(filter(None, seconds)) if all(seconds) else None,
+    }
 
 
 def _at_best_rate(profile: Profile, found: Results, task: str, contender: str, seeds: int) -> list[dict[str, Any]]:
