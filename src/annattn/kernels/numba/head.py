@@ -7,10 +7,13 @@ import numpy as np
 
 from annattn.errors import NoMemoryError
 from annattn.kernels.numba import bucket_store as store
+from annattn.kernels.tables import LIST
 
-__all__ = ["FIRST_PLACES", "MANY", "Head"]
+__all__ = ["MANY", "SAVED", "Head"]
 
-FIRST_PLACES = 8  # of a table with keys
+SAVED = ("bucket_codes", "bucket_tables", "bucket_kinds", "values", "lists", "sums", "counts")
+"""The arrays of a saved head: one row per bucket, three times; one per value, per list, and twice per sum."""
+_FIRST_PLACES = 8  # of a table with keys
 MANY = 64  # tokens at once, for which room is made in larger steps
 _MOST = 2**29  # rows of an array: 4 · number + kind is an int32
 _LINE = 64  # bytes
@@ -27,7 +30,7 @@ class Head:
         self.values, self.lists = np.zeros((0, width), kind), np.zeros((0, store.RECORD), np.int32)
         self.sums, self.counts = np.zeros((0, width)), np.zeros(0, np.int64)
         self.shared = False
-        self.make_places(FIRST_PLACES)
+        self.make_places(_FIRST_PLACES)
 
     def make_places(self, places: int) -> None:
         """Empty places for so many buckets per table; one for each there could be if that takes no more."""
@@ -123,6 +126,37 @@ class Head:
         self.make_places(places)
         self.write_to(line)
         store.rehash(line, self.tables, entries.reshape(-1), keys.reshape(-1), entries.shape[1])
+
+    def saved(self, line: np.ndarray) -> dict[str, np.ndarray]:
+        """What is in use, as arrays that say the same on any machine: `SAVED`."""
+        table, place = np.nonzero(self.entries)
+        kinds = self.entries[table, place]
+        codes = place if self.direct else self.keys[table, place]
+        # Lists are numbered anew: some may be free.
+        listed = kinds & 3 == LIST
+        lists = self.lists[kinds[listed] >> 2]
+        lists[np.arange(store.RECORD) > lists[:, :1]] = 0
+        kinds[listed] = 4 * np.arange(len(lists)) + LIST
+        used, rows = int(line[store.VALUES_USED]), int(line[store.ROWS_USED])
+        arrays = (
+            codes, table.astype(np.int32), kinds, self.values[:used], lists, self.sums[:rows], self.counts[:rows],
+        )  # fmt: skip
+        return dict(zip(SAVED, arrays, strict=True))
+
+    def load(self, line: np.ndarray, saved: dict[str, np.ndarray]) -> None:
+        """Take over what `saved` gave, into a head that is empty."""
+        self.values = saved["values"].astype(self.values.dtype)
+        self.lists, self.sums, self.counts = (saved[name].copy() for name in ("lists", "sums", "counts"))
+        table, places = saved["bucket_tables"], _FIRST_PLACES
+        while 3 * places < 4 * int(np.bincount(table, minlength=1).max()):
+            places *= 2
+        self.make_places(places)
+        line[[store.VALUES_USED, store.LISTS_USED, store.ROWS_USED]] = len(self.values), len(self.lists), len(self.sums)
+        # With rows and no values at all, none need be kept from now on either.
+        line[store.ONLY_ROWS] = len(self.sums) > 0 and not len(self.values)
+        self.write_to(line)
+        if len(table):
+            store.insert(line, table, saved["bucket_codes"], saved["bucket_kinds"])
 
     def _is_wasteful_now(self, line: np.ndarray, tokens: int) -> bool:
         values = int(line[store.VALUES_USED])

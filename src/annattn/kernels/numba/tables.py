@@ -13,9 +13,9 @@ from annattn.kernels.numba import memory
 from annattn.kernels.numba.decode import decode, read, step
 from annattn.kernels.numba.few_rows import FewRows, rows_of
 from annattn.kernels.numba.fold import fold, forecast
-from annattn.kernels.numba.head import FIRST_PLACES, MANY, Head
+from annattn.kernels.numba.head import MANY, SAVED, Head
 from annattn.kernels.numba.threads import pieces_of, run_pieces
-from annattn.kernels.tables import LIST, Layout, Tables
+from annattn.kernels.tables import Layout, Tables
 from annattn.lsh import IGNORED, Hasher
 
 __all__ = ["NumbaTables"]
@@ -344,23 +344,9 @@ class NumbaTables(Tables):
 
     def saved(self) -> dict[str, Tensor]:
         """See `Tables`."""
-        layout, parts = self.layout, []
-        for head, line in zip(self._heads, self._lines, strict=True):
-            table, place = np.nonzero(head.entries)
-            kinds = head.entries[table, place]
-            codes = place if head.direct else head.keys[table, place]
-            # Lists are numbered anew: some may be free.
-            listed = kinds & 3 == LIST
-            lists = head.lists[kinds[listed] >> 2]
-            lists[np.arange(store.RECORD) > lists[:, :1]] = 0
-            kinds[listed] = 4 * np.arange(len(lists)) + LIST
-            used, rows = int(line[store.VALUES_USED]), int(line[store.ROWS_USED])
-            parts.append(
-                (codes, table.astype(np.int32), kinds, head.values[:used], lists, head.sums[:rows], head.counts[:rows])
-            )
-        joined = [np.concatenate(each) for each in zip(*parts, strict=True)]
-        names = ("bucket_codes", "bucket_tables", "bucket_kinds", "values", "lists", "sums", "counts")
-        held = [[len(part[at]) for at in (0, 3, 4, 5)] for part in parts]
+        layout = self.layout
+        parts = [head.saved(line) for head, line in zip(self._heads, self._lines, strict=True)]
+        held = [[len(part[name]) for name in ("bucket_codes", "values", "lists", "sums")] for part in parts]
         order = [(first + np.arange(late)) % max(1, layout.history) for first, late in self._late.tolist()]
         codes = self._late_codes.reshape(layout.batch, layout.heads, layout.tables, layout.history)
         values = self._late_values.reshape(layout.batch, layout.heads, layout.history, layout.width)
@@ -372,7 +358,7 @@ class NumbaTables(Tables):
             "recent": self._late[:, 1].copy(),
             "lost": lost,
             "held": np.array(held, np.int64).reshape(layout.batch, layout.heads, 4),
-            **dict(zip(names, joined, strict=True)),
+            **{name: np.concatenate([part[name] for part in parts]) for name in SAVED},
             "recent_codes": np.concatenate(late),
             "recent_values": np.concatenate(late_values),
         }
@@ -390,23 +376,9 @@ class NumbaTables(Tables):
         fresh._heads = []
         for line, of, to in zip(fresh._lines, ends - held, ends, strict=True):
             buckets, values, lists, rows = (slice(first, last) for first, last in zip(of, to, strict=True))
+            parts = (buckets, buckets, buckets, values, lists, rows, rows)
             head = fresh._new_head()
-            head.values = array["values"][values].astype(fresh._kind)
-            head.lists, head.sums, head.counts = (
-                array[name][part].copy() for name, part in (("lists", lists), ("sums", rows), ("counts", rows))
-            )
-            table, kinds = array["bucket_tables"][buckets], array["bucket_kinds"][buckets]
-            most = int(np.bincount(table, minlength=1).max())
-            places = FIRST_PLACES
-            while 3 * places < 4 * most:
-                places *= 2
-            head.make_places(places)
-            line[store.VALUES_USED], line[store.LISTS_USED], line[store.ROWS_USED] = to[1:] - of[1:]
-            # With rows and no values at all, none need be kept from now on either.
-            line[store.ONLY_ROWS] = len(head.sums) > 0 and not len(head.values)
-            head.write_to(line)
-            if len(table):
-                store.insert(line, table, array["bucket_codes"][buckets], kinds)
+            head.load(line, {name: array[name][part] for name, part in zip(SAVED, parts, strict=True)})
             fresh._heads.append(head)
         fresh._lines[:, store.LOST] = array["lost"].reshape(-1)
         fresh._counts, fresh._late[:, 1] = array["lengths"].copy(), array["recent"]
