@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from annattn.attention import reference
@@ -12,6 +12,7 @@ from annattn.attention.inputs import check_inputs
 from annattn.attention.manners import torch_arguments
 from annattn.attention.mechanism import Attend, Gradient, Mechanism, TrainableConfig
 from annattn.attention.packed import Documents, packed
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.checks import require_choice
 from annattn.kernels import Order, bucket_attention, hash_pair
 from annattn.lsh import IGNORED, Hasher, Hyperplane
@@ -24,19 +25,19 @@ _EMPTY, _ALGORITHMS = get_args(Empty), get_args(Algorithm)
 
 
 def anna_attention(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch key_heads keys dim"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
+    query: Queries,
+    key: Keys,
+    value: Values,
     hasher: Hasher,
     *,
     is_causal: bool = False,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
+    key_mask: KeyMask | None = None,
     documents: Int[Tensor, " boundaries"] | Int[Tensor, "batch n"] | None = None,
     empty: Empty = "zero",
     algorithm: Algorithm = "auto",
     gradient: Gradient = "linear",
     **torch_only: Any,
-) -> Float[Tensor, "batch heads queries value_dim"]:
+) -> Outputs:
     """Σ_j c_ij v_j / Σ_j c_ij, with c_ij the number of tables in which query i and key j share a bucket.
 
     Args:

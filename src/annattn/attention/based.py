@@ -8,9 +8,7 @@ from torch import Tensor, nn
 from annattn.attention import reference
 from annattn.attention.features import FeatureMap
 from annattn.attention.low_rank import low_rank_attention
-from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism
-from annattn.checks import require_count
-from annattn.seeds import check_seed, derive_seed
+from annattn.attention.mechanism import Attend, Mechanism, SeededConfig
 
 __all__ = ["MECHANISM", "BasedConfig", "BasedFeatures", "based_weights"]
 
@@ -45,7 +43,7 @@ def based_weights(query: Tensor, key: Tensor, seen: Tensor, *, features: BasedFe
 
 
 @dataclass(frozen=True)
-class BasedConfig(AttentionConfig):
+class BasedConfig(SeededConfig):
     """`low_rank_attention` with `BasedFeatures` of queries and keys of `feature_dim` numbers.
 
     Heads that are wider are first projected to that many by learned maps: there are 1 + d' + d'² features.
@@ -57,15 +55,11 @@ class BasedConfig(AttentionConfig):
     feature_dim: int = 16
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "feature_dim", require_count("feature_dim", self.feature_dim))
-        object.__setattr__(self, "seed", check_seed(self.seed))
-
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
         """See `AttentionConfig`."""
         if head_dim <= self.feature_dim:
             return _attend
-        return _Projected(head_dim, self.feature_dim, derive_seed(self.seed if seed is None else seed, layer))
+        return _Projected(head_dim, self.feature_dim, self.layer_seed(layer, seed))
 
 
 class _Projected(nn.Module):

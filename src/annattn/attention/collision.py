@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from annattn.attention import reference
 from annattn.attention.anna import anna_weights
 from annattn.attention.mechanism import Attend, ExpectedConfig, HashedConfig, Mechanism, angular
 from annattn.attention.pairs import ExpectedPairs, SampledPairs, expected_pairs, sampled_pairs, with_noise
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.lsh import Hasher, HashFamily, Hyperplane
 
 __all__ = [
@@ -26,15 +26,15 @@ __all__ = [
 
 
 def expected_collision_attention(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch key_heads keys dim"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
+    query: Queries,
+    key: Keys,
+    value: Values,
     *,
     family: HashFamily,
     hashes: int,
     is_causal: bool = False,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-) -> Float[Tensor, "batch heads queries value_dim"]:
+    key_mask: KeyMask | None = None,
+) -> Outputs:
     """Σ_j p_ij v_j / Σ_j p_ij with p_ij = p(cosine of q_i and k_j)^z: `anna_attention` with infinitely many tables.
 
     By the law of large numbers the counts c_ij of ℓ tables, over ℓ, tend to p_ij. It is softmax attention with the
@@ -85,15 +85,15 @@ class ExpectedCollisionConfig(ExpectedConfig):
 
 
 def sampled_collision_attention(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch key_heads keys dim"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
+    query: Queries,
+    key: Keys,
+    value: Values,
     hasher: Hasher,
     *,
     noise: float = 1.0,
     is_causal: bool = False,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-) -> Float[Tensor, "batch heads queries value_dim"]:
+    key_mask: KeyMask | None = None,
+) -> Outputs:
     """Σ_j ĉ_ij v_j / max(1, Σ_j ĉ_ij) with ĉ = ℓp + noise·(c − ℓp): `anna_attention` at noise 1, its average at 0.
 
     The maximum is where an average differs from a quotient: a query that meets less than one key on average reads

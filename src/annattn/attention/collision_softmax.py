@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from annattn.attention import reference
 from annattn.attention.inputs import accumulator, check_inputs, hash_inputs
 from annattn.attention.looked_at import LookedAt, Reach, looked_at
 from annattn.attention.mechanism import Attend, HashedConfig, Mechanism
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.checks import require_count, require_flag, require_number
 from annattn.errors import InputError
 from annattn.kernels import nan_targets
@@ -38,9 +38,9 @@ _CHUNK = 2**17  # pairs at a time: their rows of queries and keys stay near 64 M
 
 
 def collision_softmax_attention(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch key_heads keys dim"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
+    query: Queries,
+    key: Keys,
+    value: Values,
     hasher: Hasher,
     *,
     scale: float | None = None,
@@ -49,8 +49,8 @@ def collision_softmax_attention(
     meetings: int = 1,
     centre: bool = False,
     is_causal: bool = False,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-) -> Float[Tensor, "batch heads queries value_dim"]:
+    key_mask: KeyMask | None = None,
+) -> Outputs:
     """Σ_j w_ij v_j / Σ_j w_ij with w_ij = exp(scale·⟨q_i, k_j⟩) / π_ij over the keys looked at: estimates softmax.
 
     Looked at are the `first` keys, those within the `window`, and those met in at least `meetings` tables, each with

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Shaped
 from torch import Tensor
 
 from annattn.attention import reference
 from annattn.attention.inputs import accumulator, check_inputs
 from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism
+from annattn.attention.shapes import KeyMask, Outputs, Values
 from annattn.errors import InputError
 from annattn.kernels import Order, bucket_mean, equal_rows
 from annattn.lsh import IGNORED
@@ -18,11 +19,11 @@ __all__ = ["MECHANISM", "ExactMatchConfig", "exact_match_attention", "exact_matc
 def exact_match_attention(
     query: Shaped[Tensor, "batch heads queries dim"],
     key: Shaped[Tensor, "batch key_heads keys dim"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
+    value: Values,
     *,
     is_causal: bool = False,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-) -> Float[Tensor, "batch heads queries value_dim"]:
+    key_mask: KeyMask | None = None,
+) -> Outputs:
     """The mean of the values whose keys equal the query, zero where none does.
 
     Queries and keys may be of any real dtype, integers and bool included, and are compared exactly: −0.0 equals 0.0,

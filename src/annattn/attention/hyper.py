@@ -2,27 +2,28 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from annattn.attention import reference
-from annattn.attention.inputs import accumulator, check_inputs
-from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism
+from annattn.attention.inputs import check_inputs
+from annattn.attention.mechanism import Attend, Mechanism, SeededConfig
 from annattn.attention.partial_softmax import Partial, partial_softmax
-from annattn.attention.sampled_columns import blocks_and_columns, literal_blocks, sampling_points, shared_heads
+from annattn.attention.sampled_columns import blocks_and_columns, literal_blocks, prepared, sampling_points
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.checks import require_count
 from annattn.lsh import Hasher, Hyperplane
-from annattn.seeds import check_seed, derive_seed
+from annattn.seeds import check_seed
 
 __all__ = ["MECHANISM", "HyperConfig", "hyper_attention", "hyper_weights"]
 
 
 def hyper_attention(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch key_heads keys dim"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
+    query: Queries,
+    key: Keys,
+    value: Values,
     hasher: Hasher,
     *,
     block: int = 256,
@@ -30,8 +31,8 @@ def hyper_attention(
     exact_below: int = 4096,
     seed: int = 0,
     is_causal: bool = False,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-) -> Float[Tensor, "batch heads queries value_dim"]:
+    key_mask: KeyMask | None = None,
+) -> Outputs:
     """Softmax of ⟨q, k⟩/√d over a block of keys with nearby hashes, and s = `columns` keys that stand for the rest.
 
     Each sampled key outside the block stands for n/s keys. With no columns, a query reads its block alone. A causal
@@ -50,19 +51,14 @@ def hyper_attention(
     exact_below = require_count("exact_below", exact_below)
     batch, heads, n, dim = query.shape
     m, offset = key.shape[2], n - key.shape[2]
-    live = key.new_ones(batch, 1, m, dtype=torch.bool)
-    if key_mask is not None:
-        live = key_mask[:, None]
-        key, value = (x.masked_fill(~live[..., None], 0) for x in (key, value))
-    wide = torch.promote_types(accumulator(query.dtype), accumulator(value.dtype))
-    queries, keys, values = query.to(wide), shared_heads(key.to(wide), heads), shared_heads(value.to(wide), heads)
+    queries, keys, values, live = prepared(query, key, value, key_mask)
     points = sampling_points(columns, check_seed(seed)).to(query.device)
 
     def approximate(first: int, last: int, start: int, stop: int) -> Partial:
         """Queries [first, last) over keys [start, stop)."""
         part = live[..., start:stop]
         sampled = _sampled(points, part).expand(batch, heads, -1)
-        weight = torch.log(part.sum(-1, keepdim=True).clamp(min=1).to(wide) / max(columns, 1)).expand(sampled.shape)
+        weight = torch.log(part.sum(-1, keepdim=True).clamp(min=1).to(queries) / max(columns, 1)).expand(sampled.shape)
         rows = queries[:, :, first:last], keys[:, :, start:stop], values[:, :, start:stop]
         return blocks_and_columns(*rows, part, sampled, weight, hasher, block)
 
@@ -159,27 +155,23 @@ def hyper_weights(
 
 
 @dataclass(frozen=True)
-class HyperConfig(AttentionConfig):
+class HyperConfig(SeededConfig):
     """`hyper_attention` with blocks sorted by z = `hashes` signs.
 
     >>> HyperConfig(block=32, columns=32).hashes
     7
     """
 
+    may_be_zero: ClassVar[tuple[str, ...]] = ("columns",)
     hashes: int = 7
     block: int = 256
     columns: int = 256
     exact_below: int = 4096
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        for name in ("hashes", "block", "columns", "exact_below"):
-            object.__setattr__(self, name, require_count(name, getattr(self, name), least=int(name != "columns")))
-        object.__setattr__(self, "seed", check_seed(self.seed))
-
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
         """See `AttentionConfig`."""
-        drawn = derive_seed(self.seed if seed is None else seed, layer)
+        drawn = self.layer_seed(layer, seed)
         hasher = Hyperplane(head_dim).sample(tables=1, hashes=self.hashes, seed=drawn)
         sizes = {"block": self.block, "columns": self.columns, "exact_below": self.exact_below, "seed": drawn}
         return lambda q, k, v, is_causal, mask: hyper_attention(

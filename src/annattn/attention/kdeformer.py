@@ -5,33 +5,33 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from annattn.attention import reference
-from annattn.attention.inputs import accumulator, check_inputs
-from annattn.attention.mechanism import Attend, AttentionConfig, Causal, Mechanism
-from annattn.attention.sampled_columns import blocks_and_columns, literal_blocks, sampling_points, shared_heads
+from annattn.attention.inputs import check_inputs
+from annattn.attention.mechanism import Attend, Causal, Mechanism, SeededConfig
+from annattn.attention.sampled_columns import blocks_and_columns, literal_blocks, prepared, sampling_points
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.checks import require_count
 from annattn.errors import InputError
 from annattn.lsh import Hasher, Hyperplane
-from annattn.seeds import check_seed, derive_seed
+from annattn.seeds import check_seed
 
 __all__ = ["MECHANISM", "KdeformerConfig", "kdeformer_attention", "kdeformer_weights"]
 
 
 def kdeformer_attention(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch key_heads keys dim"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
+    query: Queries,
+    key: Keys,
+    value: Values,
     hasher: Hasher,
     *,
     block: int = 64,
     columns: int = 800,
     seed: int = 0,
     is_causal: bool = False,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-) -> Float[Tensor, "batch heads queries value_dim"]:
+    key_mask: KeyMask | None = None,
+) -> Outputs:
     """Softmax of ⟨q, k⟩/√d over a block of keys with nearby hashes, and s = `columns` keys sampled by their values.
 
     Key j is drawn with probability p_j = (‖v_j‖/Σ_l ‖v_l‖ + 1/n)/2, and one that is drawn outside the block stands for
@@ -51,19 +51,14 @@ def kdeformer_attention(
         )
     block, columns = require_count("block", block), require_count("columns", columns, least=0)
     batch, heads, m = query.shape[0], query.shape[1], key.shape[2]
-    live = key.new_ones(batch, 1, m, dtype=torch.bool)
-    if key_mask is not None:
-        live = key_mask[:, None]
-        key, value = (x.masked_fill(~live[..., None], 0) for x in (key, value))
-    wide = torch.promote_types(accumulator(query.dtype), accumulator(value.dtype))
-    keys, values = shared_heads(key.to(wide), heads), shared_heads(value.to(wide), heads)
+    queries, keys, values, live = prepared(query, key, value, key_mask)
     chances = _chances(values, live)
     points = sampling_points(columns, check_seed(seed)).to(query.device)
     points = points.expand(batch, heads, columns).contiguous()
     sampled = torch.searchsorted(chances.detach().cumsum(-1), points, right=True)
     sampled = sampled.clamp(max=m - 1) if m else sampled[..., :0]
-    weight = -torch.log(chances.gather(-1, sampled) * max(columns, 1)).to(wide)
-    out = blocks_and_columns(query.to(wide), keys, values, live, sampled, weight, hasher, block)
+    weight = -torch.log(chances.gather(-1, sampled) * max(columns, 1)).to(queries)
+    out = blocks_and_columns(queries, keys, values, live, sampled, weight, hasher, block)
     return out.mean.to(value.dtype)
 
 
@@ -77,15 +72,7 @@ def _chances(value: Tensor, live: Tensor) -> Tensor:
 
 
 def kdeformer_weights(
-    query: Tensor,
-    key: Tensor,
-    seen: Tensor,
-    *,
-    value: Tensor,
-    hasher: Hasher,
-    block: int,
-    columns: int,
-    seed: int = 0,
+    query: Tensor, key: Tensor, seen: Tensor, *, value: Tensor, hasher: Hasher, block: int, columns: int, seed: int = 0
 ) -> Tensor:
     """exp(s_ij) in the block, and exp(s_ij)/(p_j s) for each time key j was drawn outside of it; normalised.
 
@@ -119,7 +106,7 @@ def kdeformer_weights(
 
 
 @dataclass(frozen=True)
-class KdeformerConfig(AttentionConfig):
+class KdeformerConfig(SeededConfig):
     """`kdeformer_attention` with blocks sorted by z = `hashes` signs.
 
     >>> KdeformerConfig(columns=64).causal
@@ -127,19 +114,15 @@ class KdeformerConfig(AttentionConfig):
     """
 
     causal: ClassVar[Causal] = "never"
+    may_be_zero: ClassVar[tuple[str, ...]] = ("columns",)
     hashes: int = 7
     block: int = 64
     columns: int = 800
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        for name in ("hashes", "block", "columns"):
-            object.__setattr__(self, name, require_count(name, getattr(self, name), least=int(name != "columns")))
-        object.__setattr__(self, "seed", check_seed(self.seed))
-
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
         """See `AttentionConfig`."""
-        drawn = derive_seed(self.seed if seed is None else seed, layer)
+        drawn = self.layer_seed(layer, seed)
         hasher = Hyperplane(head_dim).sample(tables=1, hashes=self.hashes, seed=drawn)
         return lambda q, k, v, is_causal, mask: kdeformer_attention(
             q, k, v, hasher, block=self.block, columns=self.columns, seed=drawn, is_causal=is_causal, key_mask=mask

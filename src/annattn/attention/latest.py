@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from annattn.attention import reference
 from annattn.attention.latest_match import latest_match_weights
 from annattn.attention.mechanism import Attend, Causal, ExpectedConfig, HashedConfig, Mechanism, angular
 from annattn.attention.pairs import expected_pairs, sampled_pairs, with_noise
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.lsh import Hasher, HashFamily, Hyperplane
 
 __all__ = [
@@ -25,14 +26,8 @@ __all__ = [
 
 
 def expected_latest_attention(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch key_heads keys dim"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
-    *,
-    family: HashFamily,
-    hashes: int,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-) -> Float[Tensor, "batch heads queries value_dim"]:
+    query: Queries, key: Keys, value: Values, *, family: HashFamily, hashes: int, key_mask: KeyMask | None = None
+) -> Outputs:
     """Σ_j p_ij · Π_{j' > j} (1 − p_ij') · v_j: the newest value of one table's bucket, on average over its functions.
 
     The product is the chance that no later key meets the query, were keys to meet it independently; keys that equal one
@@ -99,14 +94,8 @@ class ExpectedLatestConfig(ExpectedConfig):
 
 
 def sampled_latest_attention(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch key_heads keys dim"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
-    hasher: Hasher,
-    *,
-    noise: float = 1.0,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-) -> Float[Tensor, "batch heads queries value_dim"]:
+    query: Queries, key: Keys, value: Values, hasher: Hasher, *, noise: float = 1.0, key_mask: KeyMask | None = None
+) -> Outputs:
     """`latest_match_attention` at noise 1, `expected_latest_attention` at 0, and its gradient at both.
 
     >>> import annattn as aa

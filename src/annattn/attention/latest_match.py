@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from annattn.attention import reference
 from annattn.attention.inputs import accumulator, check_hasher, check_inputs, hash_inputs
 from annattn.attention.mechanism import Attend, Causal, Gradient, Mechanism, TrainableConfig
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.kernels import Order, nan_targets, newest, newest_attention
 from annattn.lsh import Hasher, Hyperplane
 
@@ -17,14 +17,14 @@ __all__ = ["MECHANISM", "LatestMatchConfig", "latest_match_attention", "latest_m
 
 
 def latest_match_attention(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch key_heads keys dim"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
+    query: Queries,
+    key: Keys,
+    value: Values,
     hasher: Hasher,
     *,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
+    key_mask: KeyMask | None = None,
     gradient: Gradient = "linear",
-) -> Float[Tensor, "batch heads queries value_dim"]:
+) -> Outputs:
     """Causal: each bucket holds its newest value, and a query gets the mean over the tables in which it hits one.
 
     Keys, masks, gradients and non-finite rows are treated as by `anna_attention`; a query that hits nothing gets zeros.

@@ -5,28 +5,27 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from annattn.attention.inputs import accumulator, check_inputs
-from annattn.attention.mechanism import Attend, AttentionConfig, Causal, Mechanism
-from annattn.checks import require_count
+from annattn.attention.mechanism import Attend, Causal, Mechanism, SeededConfig
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.errors import InputError
-from annattn.seeds import check_seed, derive_seed
 
 __all__ = ["MECHANISM", "LinformerConfig", "linformer_attention", "linformer_weights"]
 
 
 def linformer_attention(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch key_heads keys dim"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
+    query: Queries,
+    key: Keys,
+    value: Values,
     *,
     key_map: Float[Tensor, "mixtures length"],
     value_map: Float[Tensor, "mixtures length"],
     is_causal: bool = False,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-) -> Float[Tensor, "batch heads queries value_dim"]:
+    key_mask: KeyMask | None = None,
+) -> Outputs:
     """softmax(Q (E K)ᵀ / √d) (F V) for learned E = `key_map` and F = `value_map`; of n keys, their first n columns.
 
     Every mixture reads all keys, so there is no causal form, and a causal call is refused. A masked key is left out of
@@ -74,7 +73,7 @@ def linformer_weights(query: Tensor, key: Tensor, seen: Tensor, *, key_map: Tens
 
 
 @dataclass(frozen=True)
-class LinformerConfig(AttentionConfig):
+class LinformerConfig(SeededConfig):
     """`linformer_attention` with `mixtures` learned mixtures, shared by all heads, of at most `length` keys.
 
     >>> LinformerConfig(length=512).largest_length
@@ -86,11 +85,6 @@ class LinformerConfig(AttentionConfig):
     mixtures: int = 256
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        for name in ("length", "mixtures"):
-            object.__setattr__(self, name, require_count(name, getattr(self, name)))
-        object.__setattr__(self, "seed", check_seed(self.seed))
-
     @property
     def largest_length(self) -> int:
         """The columns of the learned maps."""
@@ -98,7 +92,7 @@ class LinformerConfig(AttentionConfig):
 
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
         """See `AttentionConfig`."""
-        return _Linformer(self.length, self.mixtures, derive_seed(self.seed if seed is None else seed, layer))
+        return _Linformer(self.length, self.mixtures, self.layer_seed(layer, seed))
 
 
 class _Linformer(nn.Module):

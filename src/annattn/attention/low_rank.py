@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from annattn.attention.features import FeatureMap
 from annattn.attention.inputs import accumulator, check_inputs, grouped, ungrouped
 from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism
+from annattn.attention.shapes import KeyMask, Outputs, Values
 
 __all__ = ["MECHANISM", "LowRankConfig", "low_rank_attention", "low_rank_weights"]
 
@@ -18,12 +19,12 @@ _BLOCK = 128  # causal: pairs inside a block are multiplied out, earlier ones co
 def low_rank_attention(
     query_features: Float[Tensor, "batch heads queries rank"],
     key_features: Float[Tensor, "batch key_heads keys rank"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
+    value: Values,
     *,
     features: FeatureMap | None = None,
     is_causal: bool = False,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-) -> Float[Tensor, "batch heads queries value_dim"]:
+    key_mask: KeyMask | None = None,
+) -> Outputs:
     """Q'(X) (K'(X)ᵀ V(X)), the r × m matrix in parentheses first: linear in n, and nothing is normalised.
 
     With `features`, the first two arguments are queries and keys, Q' and K' are their features, and the output is

@@ -7,7 +7,7 @@ trained with one can run with another.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -26,6 +26,7 @@ __all__ = [
     "Gradient",
     "HashedConfig",
     "Mechanism",
+    "SeededConfig",
     "TrainableConfig",
     "angular",
 ]
@@ -81,8 +82,29 @@ class AttentionConfig(ABC):
         """
 
 
+class SeededConfig(AttentionConfig):
+    """A mechanism that draws at random, for each layer anew.
+
+    A subclass is a dataclass with a `seed`. Its other whole numbers are counts: at least 1, or 0 if `may_be_zero` has
+    their name.
+    """
+
+    seed: int  # no field: a subclass says where among its own it stands
+    may_be_zero: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for name in [field.name for field in fields(self) if field.type is int and field.name != "seed"]:
+            least = 0 if name in self.may_be_zero else 1
+            object.__setattr__(self, name, require_count(name, getattr(self, name), least=least))
+        object.__setattr__(self, "seed", check_seed(self.seed))
+
+    def layer_seed(self, layer: int, seed: int | None) -> int:
+        """What one layer draws from; `seed` overrides the description's."""
+        return derive_seed(self.seed if seed is None else seed, layer)
+
+
 @dataclass(frozen=True)
-class HashedConfig(AttentionConfig):
+class HashedConfig(SeededConfig):
     """A mechanism with hash functions: ℓ = `tables`, z = `hashes`."""
 
     family: str = "hyperplane"
@@ -98,7 +120,7 @@ class HashedConfig(AttentionConfig):
 
     def hasher(self, head_dim: int, layer: int, seed: int | None) -> Hasher:
         """The hash functions of one layer."""
-        drawn = derive_seed(self.seed if seed is None else seed, layer)
+        drawn = self.layer_seed(layer, seed)
         return angular(self.family, head_dim).sample(tables=self.tables, hashes=self.hashes, seed=drawn)
 
 

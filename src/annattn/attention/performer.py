@@ -9,9 +9,9 @@ from torch import Tensor
 from annattn.attention import reference
 from annattn.attention.features import FeatureMap
 from annattn.attention.low_rank import low_rank_attention
-from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism
+from annattn.attention.mechanism import Attend, Mechanism, SeededConfig
 from annattn.checks import require_count, require_number
-from annattn.seeds import check_seed, derive_seed
+from annattn.seeds import check_seed
 
 __all__ = ["MECHANISM", "PerformerConfig", "PerformerFeatures", "performer_weights"]
 
@@ -94,7 +94,7 @@ def performer_weights(query: Tensor, key: Tensor, seen: Tensor, *, features: Per
 
 
 @dataclass(frozen=True)
-class PerformerConfig(AttentionConfig):
+class PerformerConfig(SeededConfig):
     """`low_rank_attention` with `count` `PerformerFeatures`.
 
     >>> PerformerConfig(count=64)
@@ -104,13 +104,9 @@ class PerformerConfig(AttentionConfig):
     count: int = 256
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "count", require_count("count", self.count))
-        object.__setattr__(self, "seed", check_seed(self.seed))
-
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
         """See `AttentionConfig`."""
-        drawn = derive_seed(self.seed if seed is None else seed, layer)
+        drawn = self.layer_seed(layer, seed)
         features = PerformerFeatures(head_dim, self.count, drawn)
         return lambda q, k, v, is_causal, mask: low_rank_attention(
             q, k, v, features=features, is_causal=is_causal, key_mask=mask

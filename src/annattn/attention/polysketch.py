@@ -9,9 +9,9 @@ from torch.nn.functional import layer_norm
 
 from annattn.attention.features import FeatureMap
 from annattn.attention.low_rank import low_rank_attention
-from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism
+from annattn.attention.mechanism import Attend, Mechanism, SeededConfig
 from annattn.checks import require_count
-from annattn.seeds import check_seed, derive_seed
+from annattn.seeds import check_seed
 
 __all__ = ["MECHANISM", "PolySketchConfig", "PolySketchFeatures", "polysketch_weights"]
 
@@ -73,7 +73,7 @@ def polysketch_weights(query: Tensor, key: Tensor, seen: Tensor, *, features: Po
 
 
 @dataclass(frozen=True)
-class PolySketchConfig(AttentionConfig):
+class PolySketchConfig(SeededConfig):
     """`low_rank_attention` with `PolySketchFeatures` of rank r = `rank`; there are r² features.
 
     >>> PolySketchConfig(rank=16)
@@ -83,13 +83,9 @@ class PolySketchConfig(AttentionConfig):
     rank: int = 32
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rank", require_count("rank", self.rank))
-        object.__setattr__(self, "seed", check_seed(self.seed))
-
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
         """See `AttentionConfig`."""
-        drawn = derive_seed(self.seed if seed is None else seed, layer)
+        drawn = self.layer_seed(layer, seed)
         features = PolySketchFeatures(head_dim, self.rank, drawn)
         return lambda q, k, v, is_causal, mask: low_rank_attention(
             q, k, v, features=features, is_causal=is_causal, key_mask=mask

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from annattn.attention import reference
 from annattn.attention.inputs import accumulator, check_hasher, check_inputs
-from annattn.attention.mechanism import Attend, AttentionConfig, Causal, Mechanism, angular
+from annattn.attention.mechanism import Attend, Causal, Mechanism, SeededConfig, angular
 from annattn.checks import require_count
 from annattn.errors import InputError
 from annattn.lsh import NO_BUCKET, Hasher, Hyperplane
-from annattn.seeds import check_seed, derive_seed
 
 __all__ = ["MECHANISM", "ReformerConfig", "reformer_attention", "reformer_weights"]
 
@@ -94,7 +93,7 @@ def reformer_weights(query: Tensor, key: Tensor, seen: Tensor, *, chunk: int, ha
 
 
 @dataclass(frozen=True)
-class ReformerConfig(AttentionConfig):
+class ReformerConfig(SeededConfig):
     """`reformer_attention` with chunks of `chunk` rows, sorted by z = `hashes` hash functions.
 
     >>> ReformerConfig(chunk=32).shared_query_key
@@ -110,14 +109,12 @@ class ReformerConfig(AttentionConfig):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         angular(self.family, 2)
-        for name in ("hashes", "chunk"):
-            object.__setattr__(self, name, require_count(name, getattr(self, name)))
-        object.__setattr__(self, "seed", check_seed(self.seed))
 
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
         """See `AttentionConfig`."""
-        drawn = derive_seed(self.seed if seed is None else seed, layer)
+        drawn = self.layer_seed(layer, seed)
         hasher = angular(self.family, head_dim).sample(tables=1, hashes=self.hashes, seed=drawn)
         return lambda q, k, v, is_causal, mask: reformer_attention(q.to(v.dtype), v, chunk=self.chunk, hasher=hasher)
 

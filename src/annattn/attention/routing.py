@@ -4,31 +4,31 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from annattn.attention.inputs import accumulator, check_inputs
-from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism
+from annattn.attention.mechanism import Attend, Mechanism, SeededConfig
 from annattn.attention.partial_softmax import partial_softmax, softmax_of_runs, taken
 from annattn.attention.sampled_columns import shared_heads
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.checks import require_count, require_number
 from annattn.errors import InputError
 from annattn.lsh.rows import unit_rows
-from annattn.seeds import check_seed, derive_seed
 
 __all__ = ["MECHANISM", "RoutingConfig", "routing_attention", "routing_weights"]
 
 
 def routing_attention(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch key_heads keys dim"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
+    query: Queries,
+    key: Keys,
+    value: Values,
     *,
     centroids: Float[Tensor, "clusters dim"],
     window: int,
     is_causal: bool = False,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-) -> Float[Tensor, "batch heads queries value_dim"]:
+    key_mask: KeyMask | None = None,
+) -> Outputs:
     """Softmax of ⟨q, k⟩/√d inside clusters: each centroid takes the `window` queries and keys nearest to it by angle.
 
     A query in several clusters gets the mean of what it reads in each, and one in none gets zeros. Whom a centroid
@@ -137,7 +137,7 @@ def routing_weights(
 
 
 @dataclass(frozen=True)
-class RoutingConfig(AttentionConfig):
+class RoutingConfig(SeededConfig):
     """`routing_attention` with centroids that all heads of a layer share.
 
     In training each forward pass moves a centroid towards the mean of the unit queries and keys nearest to it, by
@@ -153,15 +153,13 @@ class RoutingConfig(AttentionConfig):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("clusters", "window"):
-            object.__setattr__(self, name, require_count(name, getattr(self, name)))
+        super().__post_init__()
         expected = "a number from 0 to 1"
         object.__setattr__(self, "decay", require_number("decay", self.decay, expected, low=0, high=1))
-        object.__setattr__(self, "seed", check_seed(self.seed))
 
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
         """See `AttentionConfig`."""
-        return _Routing(self, head_dim, derive_seed(self.seed if seed is None else seed, layer))
+        return _Routing(self, head_dim, self.layer_seed(layer, seed))
 
 
 class _Routing(nn.Module):

@@ -9,11 +9,12 @@ import math
 import torch
 from torch import Tensor
 
+from annattn.attention.inputs import accumulator
 from annattn.attention.partial_softmax import Partial, partial_softmax, softmax_of_runs, taken
 from annattn.errors import InputError
 from annattn.lsh import Hasher
 
-__all__ = ["blocks_and_columns", "literal_blocks", "sampling_points", "shared_heads"]
+__all__ = ["blocks_and_columns", "literal_blocks", "prepared", "sampling_points", "shared_heads"]
 
 
 def shared_heads(x: Tensor, heads: int) -> Tensor:
@@ -23,6 +24,22 @@ def shared_heads(x: Tensor, heads: int) -> Tensor:
     torch.Size([1, 6, 3, 4])
     """
     return x if x.shape[1] == heads else x.repeat_interleave(heads // max(x.shape[1], 1), dim=1)
+
+
+def prepared(
+    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys and values in the dtype of the sums, with as many heads each; and which keys take part.
+
+    The last is (batch, 1, keys). Keys that take no part, and their values, are zero: even NaN there must not matter.
+    """
+    live = key.new_ones(key.shape[0], 1, key.shape[2], dtype=torch.bool)
+    if key_mask is not None:
+        live = key_mask[:, None]
+        key, value = (x.masked_fill(~live[..., None], 0) for x in (key, value))
+    wide = torch.promote_types(accumulator(query.dtype), accumulator(value.dtype))
+    keys, values = (shared_heads(x.to(wide), query.shape[1]) for x in (key, value))
+    return query.to(wide), keys, values, live
 
 
 def sampling_points(count: int, seed: int) -> Tensor:

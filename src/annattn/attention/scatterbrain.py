@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -12,26 +11,26 @@ from annattn.attention import reference
 from annattn.attention.band import band_softmax
 from annattn.attention.inputs import accumulator, check_inputs
 from annattn.attention.low_rank import low_rank_attention
-from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism
+from annattn.attention.mechanism import Attend, Mechanism, SeededConfig
 from annattn.attention.partial_softmax import Partial
 from annattn.attention.performer import PerformerFeatures
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.attention.sliding_window import inside_window
 from annattn.checks import require_count
-from annattn.seeds import check_seed, derive_seed
 
 __all__ = ["MECHANISM", "ScatterbrainConfig", "scatterbrain_attention", "scatterbrain_weights"]
 
 
 def scatterbrain_attention(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch key_heads keys dim"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
+    query: Queries,
+    key: Keys,
+    value: Values,
     *,
     features: PerformerFeatures,
     window: int = 64,
     is_causal: bool = False,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-) -> Float[Tensor, "batch heads queries value_dim"]:
+    key_mask: KeyMask | None = None,
+) -> Outputs:
     """Weights exp(⟨q, k⟩/√d) fewer than `window` places away, and ⟨φ(q), φ(k)⟩, which estimates it, elsewhere.
 
     The original adds the estimate over all keys and subtracts it on the support. Here far keys are summed apart, those
@@ -101,7 +100,7 @@ def scatterbrain_weights(
 
 
 @dataclass(frozen=True)
-class ScatterbrainConfig(AttentionConfig):
+class ScatterbrainConfig(SeededConfig):
     """`scatterbrain_attention` with `count` features.
 
     >>> ScatterbrainConfig(window=32)
@@ -112,14 +111,9 @@ class ScatterbrainConfig(AttentionConfig):
     window: int = 64
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        for name in ("count", "window"):
-            object.__setattr__(self, name, require_count(name, getattr(self, name)))
-        object.__setattr__(self, "seed", check_seed(self.seed))
-
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
         """See `AttentionConfig`."""
-        features = PerformerFeatures(head_dim, self.count, derive_seed(self.seed if seed is None else seed, layer))
+        features = PerformerFeatures(head_dim, self.count, self.layer_seed(layer, seed))
         return lambda q, k, v, is_causal, mask: scatterbrain_attention(
             q, k, v, features=features, window=self.window, is_causal=is_causal, key_mask=mask
         )

@@ -4,13 +4,13 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from annattn.attention import reference
 from annattn.attention.band import band_softmax
 from annattn.attention.inputs import check_inputs
 from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.checks import require_count
 
 __all__ = [
@@ -23,14 +23,8 @@ __all__ = [
 
 
 def sliding_window_attention(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch key_heads keys dim"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
-    *,
-    window: int,
-    is_causal: bool = False,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-) -> Float[Tensor, "batch heads queries value_dim"]:
+    query: Queries, key: Keys, value: Values, *, window: int, is_causal: bool = False, key_mask: KeyMask | None = None
+) -> Outputs:
     """Softmax of ⟨q, k⟩/√d over the keys fewer than `window` places away; zero where a query sees none.
 
     >>> import annattn as aa

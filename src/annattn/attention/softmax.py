@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from annattn.attention import reference
 from annattn.attention.inputs import accumulator, check_inputs
 from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.checks import require_number
 from annattn.errors import InputError
 from annattn.lsh.rows import unit_rows
@@ -17,15 +17,15 @@ __all__ = ["MECHANISM", "SoftmaxConfig", "softmax_attention", "softmax_weights"]
 
 
 def softmax_attention(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch key_heads keys dim"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
+    query: Queries,
+    key: Keys,
+    value: Values,
     *,
     beta: float,
     is_causal: bool = False,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
+    key_mask: KeyMask | None = None,
     dropout: float = 0.0,
-) -> Float[Tensor, "batch heads queries value_dim"]:
+) -> Outputs:
     """softmax(β · Q Kᵀ) V with every query and key scaled to length 1; zero where a query sees no key.
 
     Quadratic in n; computed by torch's fused scaled_dot_product_attention. `dropout` is the share of weights set to

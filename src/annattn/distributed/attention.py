@@ -6,12 +6,13 @@ from typing import Literal, get_args
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from annattn.attention.anna import Empty
 from annattn.attention.inputs import accumulator, check_hasher, check_inputs
 from annattn.attention.mechanism import Gradient
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.checks import require_choice
 from annattn.distributed.agreement import agree, describe_hasher, describe_tensor
 from annattn.distributed.codes import equal_row_codes, hashed_codes, own_documents, slices
@@ -42,20 +43,20 @@ assert get_args(Way) == WAYS
 
 
 def anna_attention(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch key_heads keys dim"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
+    query: Queries,
+    key: Keys,
+    value: Values,
     hasher: Hasher,
     *,
     group: dist.ProcessGroup | None = None,
     is_causal: bool = False,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
+    key_mask: KeyMask | None = None,
     documents: Int[Tensor, " boundaries"] | Int[Tensor, "batch n"] | None = None,
     empty: Empty = "zero",
     gradient: Gradient = "linear",
     way: Way = "auto",
     patience: float = PATIENCE,
-) -> Float[Tensor, "batch heads queries value_dim"]:
+) -> Outputs:
     """`annattn.anna_attention` over the slices of all ranks; each gets the outputs of its own queries.
 
     Every rank calls it, with its slice of the sequence, in the order of the ranks. Slices may differ in length or be
@@ -113,14 +114,14 @@ def anna_attention(
 def exact_match_attention(
     query: Shaped[Tensor, "batch heads queries dim"],
     key: Shaped[Tensor, "batch key_heads keys dim"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
+    value: Values,
     *,
     group: dist.ProcessGroup | None = None,
     is_causal: bool = False,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
+    key_mask: KeyMask | None = None,
     way: Way = "auto",
     patience: float = PATIENCE,
-) -> Float[Tensor, "batch heads queries value_dim"]:
+) -> Outputs:
     """`annattn.exact_match_attention` over the slices of all ranks; see `anna_attention` for what that means.
 
     Rows are numbered first: each distinct row goes once to the rank that owns it.
@@ -145,16 +146,16 @@ def exact_match_attention(
 
 
 def latest_match_attention(
-    query: Float[Tensor, "batch heads queries dim"],
-    key: Float[Tensor, "batch key_heads keys dim"],
-    value: Float[Tensor, "batch key_heads keys value_dim"],
+    query: Queries,
+    key: Keys,
+    value: Values,
     hasher: Hasher,
     *,
     group: dist.ProcessGroup | None = None,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
+    key_mask: KeyMask | None = None,
     gradient: Gradient = "linear",
     patience: float = PATIENCE,
-) -> Float[Tensor, "batch heads queries value_dim"]:
+) -> Outputs:
     """`annattn.latest_match_attention` over the slices of all ranks; see `anna_attention` for what that means.
 
     Members always travel here: a sum does not tell which member is the newest.
