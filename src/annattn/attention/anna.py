@@ -4,18 +4,17 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from annattn.attention import reference
 from annattn.attention.inputs import check_inputs
 from annattn.attention.manners import torch_arguments
-from annattn.attention.mechanism import Attend, Gradient, Mechanism, TrainableConfig
+from annattn.attention.mechanism import Attend, Gradient, Mechanism, TrainableConfig, drawn_options
 from annattn.attention.packed import Documents, packed
-from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Packing, Queries, Values
 from annattn.checks import require_choice
 from annattn.kernels import Order, bucket_attention, hash_pair
-from annattn.lsh import IGNORED, Hasher, Hyperplane
+from annattn.lsh import IGNORED, Hasher
 
 __all__ = ["MECHANISM", "AnnaConfig", "anna_attention", "anna_mean", "anna_weights"]
 
@@ -32,7 +31,7 @@ def anna_attention(
     *,
     is_causal: bool = False,
     key_mask: KeyMask | None = None,
-    documents: Int[Tensor, " boundaries"] | Int[Tensor, "batch n"] | None = None,
+    documents: Packing | None = None,
     empty: Empty = "zero",
     algorithm: Algorithm = "auto",
     gradient: Gradient = "linear",
@@ -152,6 +151,4 @@ class AnnaConfig(TrainableConfig):
         )
 
 
-MECHANISM = Mechanism(
-    anna_attention, anna_weights, AnnaConfig, lambda dim: {"hasher": Hyperplane(dim).sample(tables=8, hashes=4)}
-)
+MECHANISM = Mechanism(anna_attention, anna_weights, AnnaConfig, drawn_options)

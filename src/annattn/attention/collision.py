@@ -7,10 +7,18 @@ from torch import Tensor
 
 from annattn.attention import reference
 from annattn.attention.anna import anna_weights
-from annattn.attention.mechanism import Attend, ExpectedConfig, HashedConfig, Mechanism, angular
+from annattn.attention.mechanism import (
+    Attend,
+    ExpectedConfig,
+    HashedConfig,
+    Mechanism,
+    angular,
+    drawn_options,
+    expected_options,
+)
 from annattn.attention.pairs import ExpectedPairs, SampledPairs, expected_pairs, sampled_pairs, with_noise
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
-from annattn.lsh import Hasher, HashFamily, Hyperplane
+from annattn.lsh import Hasher, HashFamily
 
 __all__ = [
     "EXPECTED",
@@ -26,15 +34,10 @@ __all__ = [
 
 
 def expected_collision_attention(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    *,
-    family: HashFamily,
-    hashes: int,
-    is_causal: bool = False,
-    key_mask: KeyMask | None = None,
-) -> Outputs:
+    query: Queries, key: Keys, value: Values, *,
+    family: HashFamily, hashes: int,
+    is_causal: bool = False, key_mask: KeyMask | None = None,
+) -> Outputs:  # fmt: skip
     """Σ_j p_ij v_j / Σ_j p_ij with p_ij = p(cosine of q_i and k_j)^z: `anna_attention` with infinitely many tables.
 
     By the law of large numbers the counts c_ij of ℓ tables, over ℓ, tend to p_ij. It is softmax attention with the
@@ -85,15 +88,10 @@ class ExpectedCollisionConfig(ExpectedConfig):
 
 
 def sampled_collision_attention(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    hasher: Hasher,
-    *,
+    query: Queries, key: Keys, value: Values, hasher: Hasher, *,
     noise: float = 1.0,
-    is_causal: bool = False,
-    key_mask: KeyMask | None = None,
-) -> Outputs:
+    is_causal: bool = False, key_mask: KeyMask | None = None,
+) -> Outputs:  # fmt: skip
     """Σ_j ĉ_ij v_j / max(1, Σ_j ĉ_ij) with ĉ = ℓp + noise·(c − ℓp): `anna_attention` at noise 1, its average at 0.
 
     The maximum is where an average differs from a quotient: a query that meets less than one key on average reads
@@ -137,15 +135,6 @@ class SampledCollisionConfig(HashedConfig):
 
 
 EXPECTED = Mechanism(
-    expected_collision_attention,
-    expected_collision_weights,
-    ExpectedCollisionConfig,
-    lambda dim: {"family": Hyperplane(dim), "hashes": 4},
-    by_angle=True,
+    expected_collision_attention, expected_collision_weights, ExpectedCollisionConfig, expected_options, by_angle=True
 )
-SAMPLED = Mechanism(
-    sampled_collision_attention,
-    anna_weights,
-    SampledCollisionConfig,
-    lambda dim: {"hasher": Hyperplane(dim).sample(tables=8, hashes=4)},
-)
+SAMPLED = Mechanism(sampled_collision_attention, anna_weights, SampledCollisionConfig, drawn_options)

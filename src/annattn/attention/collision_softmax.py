@@ -38,19 +38,10 @@ _CHUNK = 2**17  # pairs at a time: their rows of queries and keys stay near 64 M
 
 
 def collision_softmax_attention(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    hasher: Hasher,
-    *,
-    scale: float | None = None,
-    window: int = 0,
-    first: int = 0,
-    meetings: int = 1,
-    centre: bool = False,
-    is_causal: bool = False,
-    key_mask: KeyMask | None = None,
-) -> Outputs:
+    query: Queries, key: Keys, value: Values, hasher: Hasher, *,
+    scale: float | None = None, window: int = 0, first: int = 0, meetings: int = 1, centre: bool = False,
+    is_causal: bool = False, key_mask: KeyMask | None = None,
+) -> Outputs:  # fmt: skip
     """Σ_j w_ij v_j / Σ_j w_ij with w_ij = exp(scale·⟨q_i, k_j⟩) / π_ij over the keys looked at: estimates softmax.
 
     Looked at are the `first` keys, those within the `window`, and those met in at least `meetings` tables, each with
@@ -159,16 +150,9 @@ def log_meeting_probability(log_chance: Tensor, tables: int, meetings: int) -> T
 
 @torch.library.custom_op("annattn::collision_softmax", mutates_args=())
 def _collision_softmax(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_codes: Tensor,
-    key_codes: Tensor,
-    present: Tensor,
-    reach: list[int],
-    scale: float,
-    spec: str,
-) -> tuple[Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, query_codes: Tensor, key_codes: Tensor, present: Tensor,
+    reach: list[int], scale: float, spec: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The outputs, and the logarithms of their denominators; -inf where nothing is looked at."""
     out = value.new_zeros(*query.shape[:3], value.shape[-1])
     log_total = query.new_full(query.shape[:3], -torch.inf)
@@ -193,19 +177,9 @@ def _(query, key, value, query_codes, key_codes, present, reach, scale, spec):
 
 @torch.library.custom_op("annattn::collision_softmax_gradient", mutates_args=())
 def _collision_softmax_gradient(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_codes: Tensor,
-    key_codes: Tensor,
-    present: Tensor,
-    out: Tensor,
-    log_total: Tensor,
-    grad: Tensor,
-    reach: list[int],
-    scale: float,
-    spec: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, query_codes: Tensor, key_codes: Tensor, present: Tensor, out: Tensor,
+    log_total: Tensor, grad: Tensor, reach: list[int], scale: float, spec: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """That of softmax over the pairs looked at, with π held fixed: an unbiased estimate for both sums, as they are."""
     grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value)]
     for group in _groups(query, key, value, query_codes, key_codes, present, reach, scale, spec):
@@ -311,17 +285,9 @@ def collision_softmax_pairs(
 
 
 def collision_softmax_weights(
-    query: Tensor,
-    key: Tensor,
-    seen: Tensor,
-    *,
-    hasher: Hasher,
-    scale: float,
-    window: int = 0,
-    first: int = 0,
-    meetings: int = 1,
-    centre: bool = False,
-) -> Tensor:
+    query: Tensor, key: Tensor, seen: Tensor, *,
+    hasher: Hasher, scale: float, window: int = 0, first: int = 0, meetings: int = 1, centre: bool = False,
+) -> Tensor:  # fmt: skip
     """exp(scale·⟨q_i, k_j⟩) / π_ij over the keys looked at, normalised; pair by pair.
 
     >>> import annattn as aa

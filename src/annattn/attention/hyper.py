@@ -21,18 +21,10 @@ __all__ = ["MECHANISM", "HyperConfig", "hyper_attention", "hyper_weights"]
 
 
 def hyper_attention(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    hasher: Hasher,
-    *,
-    block: int = 256,
-    columns: int = 256,
-    exact_below: int = 4096,
-    seed: int = 0,
-    is_causal: bool = False,
-    key_mask: KeyMask | None = None,
-) -> Outputs:
+    query: Queries, key: Keys, value: Values, hasher: Hasher, *,
+    block: int = 256, columns: int = 256, exact_below: int = 4096, seed: int = 0,
+    is_causal: bool = False, key_mask: KeyMask | None = None,
+) -> Outputs:  # fmt: skip
     """Softmax of ⟨q, k⟩/√d over a block of keys with nearby hashes, and s = `columns` keys that stand for the rest.
 
     Each sampled key outside the block stands for n/s keys. With no columns, a query reads its block alone. A causal
@@ -99,17 +91,10 @@ def _sampled(points: Tensor, live: Tensor) -> Tensor:
 
 
 def hyper_weights(
-    query: Tensor,
-    key: Tensor,
-    seen: Tensor,
-    *,
+    query: Tensor, key: Tensor, seen: Tensor, *,
     hasher: Hasher,
-    is_causal: bool = False,
-    block: int,
-    columns: int,
-    exact_below: int = 4096,
-    seed: int = 0,
-) -> Tensor:
+    is_causal: bool = False, block: int, columns: int, exact_below: int = 4096, seed: int = 0,
+) -> Tensor:  # fmt: skip
     """exp(s_ij) in the block, and n/s · exp(s_ij) for each time key j was sampled outside of it; normalised.
 
     >>> import annattn as aa

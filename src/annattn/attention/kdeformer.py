@@ -21,17 +21,10 @@ __all__ = ["MECHANISM", "KdeformerConfig", "kdeformer_attention", "kdeformer_wei
 
 
 def kdeformer_attention(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    hasher: Hasher,
-    *,
-    block: int = 64,
-    columns: int = 800,
-    seed: int = 0,
-    is_causal: bool = False,
-    key_mask: KeyMask | None = None,
-) -> Outputs:
+    query: Queries, key: Keys, value: Values, hasher: Hasher, *,
+    block: int = 64, columns: int = 800, seed: int = 0,
+    is_causal: bool = False, key_mask: KeyMask | None = None,
+) -> Outputs:  # fmt: skip
     """Softmax of ⟨q, k⟩/√d over a block of keys with nearby hashes, and s = `columns` keys sampled by their values.
 
     Key j is drawn with probability p_j = (‖v_j‖/Σ_l ‖v_l‖ + 1/n)/2, and one that is drawn outside the block stands for

@@ -8,23 +8,18 @@ from torch import Tensor
 
 from annattn.attention import reference
 from annattn.attention.inputs import accumulator, check_hasher, check_inputs, hash_inputs
-from annattn.attention.mechanism import Attend, Causal, Gradient, Mechanism, TrainableConfig
+from annattn.attention.mechanism import Attend, Causal, Gradient, Mechanism, TrainableConfig, drawn_options
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.kernels import Order, nan_targets, newest, newest_attention
-from annattn.lsh import Hasher, Hyperplane
+from annattn.lsh import Hasher
 
 __all__ = ["MECHANISM", "LatestMatchConfig", "latest_match_attention", "latest_match_weights"]
 
 
 def latest_match_attention(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    hasher: Hasher,
-    *,
-    key_mask: KeyMask | None = None,
-    gradient: Gradient = "linear",
-) -> Outputs:
+    query: Queries, key: Keys, value: Values, hasher: Hasher, *,
+    key_mask: KeyMask | None = None, gradient: Gradient = "linear",
+) -> Outputs:  # fmt: skip
     """Causal: each bucket holds its newest value, and a query gets the mean over the tables in which it hits one.
 
     Keys, masks, gradients and non-finite rows are treated as by `anna_attention`; a query that hits nothing gets zeros.
@@ -81,9 +76,4 @@ class LatestMatchConfig(TrainableConfig):
         )
 
 
-MECHANISM = Mechanism(
-    latest_match_attention,
-    latest_match_weights,
-    LatestMatchConfig,
-    lambda dim: {"hasher": Hyperplane(dim).sample(tables=8, hashes=4)},
-)
+MECHANISM = Mechanism(latest_match_attention, latest_match_weights, LatestMatchConfig, drawn_options)

@@ -17,15 +17,10 @@ __all__ = ["MECHANISM", "LinformerConfig", "linformer_attention", "linformer_wei
 
 
 def linformer_attention(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    *,
-    key_map: Float[Tensor, "mixtures length"],
-    value_map: Float[Tensor, "mixtures length"],
-    is_causal: bool = False,
-    key_mask: KeyMask | None = None,
-) -> Outputs:
+    query: Queries, key: Keys, value: Values, *,
+    key_map: Float[Tensor, "mixtures length"], value_map: Float[Tensor, "mixtures length"],
+    is_causal: bool = False, key_mask: KeyMask | None = None,
+) -> Outputs:  # fmt: skip
     """softmax(Q (E K)ᵀ / √d) (F V) for learned E = `key_map` and F = `value_map`; of n keys, their first n columns.
 
     Every mixture reads all keys, so there is no causal form, and a causal call is refused. A masked key is left out of

@@ -29,6 +29,8 @@ __all__ = [
     "SeededConfig",
     "TrainableConfig",
     "angular",
+    "drawn_options",
+    "expected_options",
 ]
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool, Tensor | None], Tensor]
@@ -145,6 +147,16 @@ class ExpectedConfig(AttentionConfig):
     def __post_init__(self) -> None:
         angular(self.family, 2)
         object.__setattr__(self, "hashes", require_count("hashes", self.hashes))
+
+
+def drawn_options(dim: int) -> dict[str, Any]:
+    """Sensible options of a mechanism with hash functions, for `Mechanism`."""
+    return {"hasher": Hyperplane(dim).sample(tables=8, hashes=4)}
+
+
+def expected_options(dim: int) -> dict[str, Any]:
+    """Sensible options of a mechanism by collision probabilities, for `Mechanism`."""
+    return {"family": Hyperplane(dim), "hashes": 4}
 
 
 @dataclass(frozen=True)

@@ -96,15 +96,9 @@ def with_noise(expected: Tensor, sampled: Tensor, noise: float) -> Tensor:
 
 
 def expected_pairs(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    family: HashFamily,
-    hashes: int,
-    is_causal: bool,
-    key_mask: Tensor | None,
-    documents: Documents | None = None,
-) -> ExpectedPairs:
+    query: Tensor, key: Tensor, value: Tensor, family: HashFamily, hashes: int, is_causal: bool,
+    key_mask: Tensor | None, documents: Documents | None = None,
+) -> ExpectedPairs:  # fmt: skip
     """The pairs of these inputs under `hashes` hash functions of a family that sees angles."""
     check_inputs(query, key, value, key_mask, is_causal=is_causal)
     hashes = require_count("hashes", hashes)
@@ -137,15 +131,9 @@ def expected_pairs(
 
 
 def sampled_pairs(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    hasher: Hasher,
-    noise: float,
-    is_causal: bool,
-    key_mask: Tensor | None,
+    query: Tensor, key: Tensor, value: Tensor, hasher: Hasher, noise: float, is_causal: bool, key_mask: Tensor | None,
     documents: Documents | None = None,
-) -> SampledPairs:
+) -> SampledPairs:  # fmt: skip
     """The pairs of these inputs under drawn hash functions."""
     check_inputs(query, key, value, key_mask, is_causal=is_causal)
     check_hasher(hasher, key)

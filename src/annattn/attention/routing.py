@@ -20,15 +20,10 @@ __all__ = ["MECHANISM", "RoutingConfig", "routing_attention", "routing_weights"]
 
 
 def routing_attention(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    *,
-    centroids: Float[Tensor, "clusters dim"],
-    window: int,
-    is_causal: bool = False,
-    key_mask: KeyMask | None = None,
-) -> Outputs:
+    query: Queries, key: Keys, value: Values, *,
+    centroids: Float[Tensor, "clusters dim"], window: int,
+    is_causal: bool = False, key_mask: KeyMask | None = None,
+) -> Outputs:  # fmt: skip
     """Softmax of ⟨q, k⟩/√d inside clusters: each centroid takes the `window` queries and keys nearest to it by angle.
 
     A query in several clusters gets the mean of what it reads in each, and one in none gets zeros. Whom a centroid

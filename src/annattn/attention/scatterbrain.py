@@ -22,15 +22,10 @@ __all__ = ["MECHANISM", "ScatterbrainConfig", "scatterbrain_attention", "scatter
 
 
 def scatterbrain_attention(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    *,
-    features: PerformerFeatures,
-    window: int = 64,
-    is_causal: bool = False,
-    key_mask: KeyMask | None = None,
-) -> Outputs:
+    query: Queries, key: Keys, value: Values, *,
+    features: PerformerFeatures, window: int = 64,
+    is_causal: bool = False, key_mask: KeyMask | None = None,
+) -> Outputs:  # fmt: skip
     """Weights exp(⟨q, k⟩/√d) fewer than `window` places away, and ⟨φ(q), φ(k)⟩, which estimates it, elsewhere.
 
     The original adds the estimate over all keys and subtracts it on the support. Here far keys are summed apart, those

@@ -3,10 +3,10 @@
 Queries may have a multiple of the heads of keys and values: each key head then serves equally many query heads.
 """
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-__all__ = ["KeyMask", "Keys", "Outputs", "Queries", "Values"]
+__all__ = ["KeyMask", "Keys", "Outputs", "Packing", "Queries", "Values"]
 
 Queries = Float[Tensor, "batch heads queries dim"]
 """One row of `dim` numbers per batch row, head and query."""
@@ -22,3 +22,6 @@ Outputs = Float[Tensor, "batch heads queries value_dim"]
 
 KeyMask = Bool[Tensor, "batch keys"]
 """True where a key takes part, in all heads alike."""
+
+Packing = Int[Tensor, " boundaries"] | Int[Tensor, "batch keys"]
+"""Documents in one sequence: boundaries 0, end of the first, …, n, or the number of each token's document."""

@@ -17,15 +17,10 @@ __all__ = ["MECHANISM", "SoftmaxConfig", "softmax_attention", "softmax_weights"]
 
 
 def softmax_attention(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    *,
+    query: Queries, key: Keys, value: Values, *,
     beta: float,
-    is_causal: bool = False,
-    key_mask: KeyMask | None = None,
-    dropout: float = 0.0,
-) -> Outputs:
+    is_causal: bool = False, key_mask: KeyMask | None = None, dropout: float = 0.0,
+) -> Outputs:  # fmt: skip
     """softmax(β · Q Kᵀ) V with every query and key scaled to length 1; zero where a query sees no key.
 
     Quadratic in n; computed by torch's fused scaled_dot_product_attention. `dropout` is the share of weights set to

@@ -84,14 +84,7 @@ class BucketState:
 
     @_in_memory
     def __init__(
-        self,
-        hasher: Hasher,
-        *,
-        value_dim: int,
-        batch: int = 1,
-        heads: int = 1,
-        keep: Keep = "sum",
-        history: int = 0,
+        self, hasher: Hasher, *, value_dim: int, batch: int = 1, heads: int = 1, keep: Keep = "sum", history: int = 0
     ) -> None:
         require_choice("keep", keep, ("sum", "newest"))
         self.hasher: Hasher = hasher

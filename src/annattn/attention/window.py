@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -20,7 +20,7 @@ from annattn.attention.mechanism import Attend, Gradient, Mechanism, TrainableCo
 from annattn.attention.packed import Documents, packed
 from annattn.attention.pairs import expected_pairs, sampled_pairs
 from annattn.attention.partial_softmax import Partial
-from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Packing, Queries, Values
 from annattn.checks import require_choice, require_count, require_number
 from annattn.errors import InputError
 from annattn.lsh import Hasher, Hyperplane
@@ -44,25 +44,13 @@ COMBINE, FORMS = get_args(Combine), get_args(Form)
 
 
 def window_attention(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    hasher: Hasher,
-    *,
+    query: Queries, key: Keys, value: Values, hasher: Hasher, *,
     window: int,
-    is_causal: bool = False,
-    key_mask: KeyMask | None = None,
-    documents: Int[Tensor, " boundaries"] | Int[Tensor, "batch n"] | None = None,
-    combine: Combine = "gate",
-    gate: Float[Tensor, " heads"] | float = 0.0,
-    scale: float | None = None,
-    shift: int = 0,
-    form: Form = "hashed",
-    noise: float = 1.0,
-    gradient: Gradient = "linear",
-    near: tuple[Tensor, Tensor] | None = None,
-    **torch_only: Any,
-) -> Outputs:
+    is_causal: bool = False, key_mask: KeyMask | None = None,
+    documents: Packing | None = None, combine: Combine = "gate",
+    gate: Float[Tensor, " heads"] | float = 0.0, scale: float | None = None, shift: int = 0, form: Form = "hashed",
+    noise: float = 1.0, gradient: Gradient = "linear", near: tuple[Tensor, Tensor] | None = None, **torch_only: Any,
+) -> Outputs:  # fmt: skip
     """softmax(scale · q·k) over the last `window` keys, ANNA over all earlier ones, and one output of the two.
 
     Time and memory grow as n · window for the near part, and as those of `anna_attention` for the far part. Positions

@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from annattn.attention.inputs import check_hasher, check_inputs
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.attention.state import BucketState
 from annattn.checks import require_choice, require_count
 from annattn.errors import InputError
@@ -84,13 +85,7 @@ class BucketCache:
         """Bytes held by the tables."""
         return self.state.nbytes
 
-    def append(
-        self,
-        key: Float[Tensor, "batch heads new dim"],
-        value: Float[Tensor, "batch heads new value_dim"],
-        *,
-        key_mask: Bool[Tensor, "batch new"] | None = None,
-    ) -> None:
+    def append(self, key: Keys, value: Values, *, key_mask: KeyMask | None = None) -> None:
         """Store new tokens; masked ones leave no trace, so that rows may get different numbers of tokens.
 
         >>> import annattn as aa
@@ -103,9 +98,7 @@ class BucketCache:
         self.state.fill(key, value, key_mask)
         self._given = value.dtype
 
-    def attend(
-        self, query: Float[Tensor, "batch query_heads queries dim"]
-    ) -> Float[Tensor, "batch query_heads queries value_dim"]:
+    def attend(self, query: Queries) -> Outputs:
         """What these queries get from all that is stored.
 
         >>> import annattn as aa
@@ -116,14 +109,7 @@ class BucketCache:
         self._check_query(query)
         return self.state.read(query).mean().to(self.dtype or self._given or query.dtype)
 
-    def step(
-        self,
-        query: Float[Tensor, "batch query_heads new dim"],
-        key: Float[Tensor, "batch heads new dim"],
-        value: Float[Tensor, "batch heads new value_dim"],
-        *,
-        key_mask: Bool[Tensor, "batch new"] | None = None,
-    ) -> Float[Tensor, "batch query_heads new value_dim"]:
+    def step(self, query: Queries, key: Keys, value: Values, *, key_mask: KeyMask | None = None) -> Outputs:
         """Append new tokens and let each attend causally: to all that came before, and to itself.
 
         Masked tokens leave no trace, so that rows may get different numbers of tokens; outputs at their places mean

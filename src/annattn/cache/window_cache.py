@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
 from annattn.attention.band import band_softmax
 from annattn.attention.inputs import check_inputs
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.attention.state import BucketState
 from annattn.attention.window import Combine, check_window, combined
 from annattn.checks import require_count
@@ -73,14 +73,14 @@ class WindowCache:
     @torch.no_grad()
     def step(
         self,
-        query: Float[Tensor, "batch query_heads new dim"],
-        key: Float[Tensor, "batch heads new dim"],
-        value: Float[Tensor, "batch heads new value_dim"],
+        query: Queries,
+        key: Keys,
+        value: Values,
         *,
-        key_mask: Bool[Tensor, "batch new"] | None = None,
+        key_mask: KeyMask | None = None,
         near: tuple[Tensor, Tensor] | None = None,
         gate: Tensor | float = 0.0,
-    ) -> Float[Tensor, "batch query_heads new value_dim"]:
+    ) -> Outputs:
         """Append new tokens and let each attend causally: to those in its window, and to the buckets of all before.
 
         `near` and `gate` are those of `window_attention`.
@@ -161,13 +161,7 @@ class WindowCache:
         self._kept = {name: x[list(rows)] for name, x in self._kept.items()}
 
     def _check(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        near_query: Tensor,
-        near_key: Tensor,
+        self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, near_query: Tensor, near_key: Tensor
     ) -> None:
         check_inputs(query, key, value, key_mask, hasher=self.state.hasher)
         shape = (self.state.batch, self.state.heads, query.shape[2])

@@ -6,13 +6,13 @@ from typing import Literal, get_args
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Int, Shaped
+from jaxtyping import Shaped
 from torch import Tensor
 
 from annattn.attention.anna import Empty
 from annattn.attention.inputs import accumulator, check_hasher, check_inputs
 from annattn.attention.mechanism import Gradient
-from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Packing, Queries, Values
 from annattn.checks import require_choice
 from annattn.distributed.agreement import agree, describe_hasher, describe_tensor
 from annattn.distributed.codes import equal_row_codes, hashed_codes, own_documents, slices
@@ -43,20 +43,12 @@ assert get_args(Way) == WAYS
 
 
 def anna_attention(
-    query: Queries,
-    key: Keys,
-    value: Values,
-    hasher: Hasher,
-    *,
+    query: Queries, key: Keys, value: Values, hasher: Hasher, *,
     group: dist.ProcessGroup | None = None,
-    is_causal: bool = False,
-    key_mask: KeyMask | None = None,
-    documents: Int[Tensor, " boundaries"] | Int[Tensor, "batch n"] | None = None,
-    empty: Empty = "zero",
-    gradient: Gradient = "linear",
-    way: Way = "auto",
-    patience: float = PATIENCE,
-) -> Outputs:
+    is_causal: bool = False, key_mask: KeyMask | None = None,
+    documents: Packing | None = None, empty: Empty = "zero",
+    gradient: Gradient = "linear", way: Way = "auto", patience: float = PATIENCE,
+) -> Outputs:  # fmt: skip
     """`annattn.anna_attention` over the slices of all ranks; each gets the outputs of its own queries.
 
     Every rank calls it, with its slice of the sequence, in the order of the ranks. Slices may differ in length or be

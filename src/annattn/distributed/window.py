@@ -2,13 +2,14 @@
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from annattn.attention.band import band_softmax
 from annattn.attention.inputs import accumulator, check_inputs
 from annattn.attention.mechanism import Gradient
 from annattn.attention.packed import Documents
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Packing, Queries, Values
 from annattn.attention.window import Combine, check_window, combined
 from annattn.checks import require_choice
 from annattn.distributed.agreement import describe_hasher
@@ -32,24 +33,13 @@ __all__ = ["window_attention"]
 
 
 def window_attention(
-    query: Float[Tensor, "batch heads n dim"],
-    key: Float[Tensor, "batch key_heads n dim"],
-    value: Float[Tensor, "batch key_heads n value_dim"],
-    hasher: Hasher,
-    *,
-    window: int,
-    group: dist.ProcessGroup | None = None,
-    key_mask: Bool[Tensor, "batch n"] | None = None,
-    documents: Int[Tensor, " boundaries"] | Int[Tensor, "batch n"] | None = None,
-    combine: Combine = "gate",
-    gate: Float[Tensor, " heads"] | float = 0.0,
-    scale: float | None = None,
-    shift: int = 0,
-    gradient: Gradient = "linear",
-    near: tuple[Tensor, Tensor] | None = None,
-    way: Way = "auto",
+    query: Queries, key: Keys, value: Values, hasher: Hasher, *,
+    window: int, group: dist.ProcessGroup | None = None, key_mask: KeyMask | None = None,
+    documents: Packing | None = None, combine: Combine = "gate",
+    gate: Float[Tensor, " heads"] | float = 0.0, scale: float | None = None, shift: int = 0,
+    gradient: Gradient = "linear", near: tuple[Tensor, Tensor] | None = None, way: Way = "auto",
     patience: float = PATIENCE,
-) -> Float[Tensor, "batch heads n value_dim"]:
+) -> Outputs:  # fmt: skip
     """`annattn.window_attention` with is_causal=True and form="hashed" over the slices of all ranks.
 
     See `anna_attention` for what that means. A rank is sent the last `window` + `shift` tokens before its slice, by the

@@ -4,11 +4,12 @@ import math
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from annattn.attention.manners import as_key_mask
 from annattn.attention.mechanism import Gradient, angular
+from annattn.attention.shapes import KeyMask, Keys, Outputs, Packing, Queries, Values
 from annattn.attention.window import FORMS, Combine, Form, check_window, window_attention
 from annattn.cache import WindowCache
 from annattn.checks import require_choice, require_count, require_flag, require_number
@@ -175,8 +176,8 @@ class AnnaAttention(nn.Module):
         self,
         x: Float[Tensor, "batch n dim"],
         *,
-        key_mask: Bool[Tensor, "batch n"] | None = None,
-        documents: Int[Tensor, " boundaries"] | Int[Tensor, "batch n"] | None = None,
+        key_mask: KeyMask | None = None,
+        documents: Packing | None = None,
         cache: WindowCache | None = None,
     ) -> Float[Tensor, "batch n dim"]:
         """Project, attend, project back.
@@ -197,14 +198,14 @@ class AnnaAttention(nn.Module):
 
     def attend(
         self,
-        query: Float[Tensor, "batch heads n dim"],
-        key: Float[Tensor, "batch kv_heads n dim"],
-        value: Float[Tensor, "batch kv_heads n value_dim"],
+        query: Queries,
+        key: Keys,
+        value: Values,
         *,
-        key_mask: Bool[Tensor, "batch n"] | None = None,
-        documents: Int[Tensor, " boundaries"] | Int[Tensor, "batch n"] | None = None,
+        key_mask: KeyMask | None = None,
+        documents: Packing | None = None,
         cache: WindowCache | None = None,
-    ) -> Float[Tensor, "batch heads n value_dim"]:
+    ) -> Outputs:
         """The same for queries, keys and values that are ready, not rotated yet.
 
         >>> attention = AnnaAttention(8, 2, tables=4, hashes=4)
