@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from annattn.attention import BucketState
+from annattn.attention import AttentionConfig, BasedConfig, BucketState, HyperConfig
 from annattn.attention.band import band_softmax
 from annattn.attention.collision import sampled_counts
 from annattn.attention.latest import latest_chances
@@ -24,9 +24,13 @@ from annattn.seeds import check_seed
 __all__ = ["BYTES", "FAR", "Far", "FarState", "NearState", "TextConfig", "TextModel", "TextState"]
 
 BYTES = 256
-Far = Literal["anna", "latest_match", "softmax", "window"]
+Far = Literal["anna", "latest_match", "softmax", "window", "hyper", "based"]
 FAR = get_args(Far)
 _BETA = 16.0  # of softmax, at first: about as sharp as 16 hyperplane hashes
+_OTHERS: dict[str, AttentionConfig] = {
+    "hyper": HyperConfig(block=64, columns=64, exact_below=64),
+    "based": BasedConfig(feature_dim=16),
+}
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,9 @@ class TextConfig:
     """Sizes of a text model.
 
     - window: how many of the last bytes every layer attends to by softmax, positions by rotation.
-    - far: what the far head is: "anna", "latest_match", "softmax" over all earlier bytes, or "window", which has the
-      same parameters and sees no further than the others.
+    - far: what the far head is: "anna", "latest_match", "softmax" over all earlier bytes, "hyper" and "based" for
+      HyperAttention and Based of the same queries and keys, or "window", which has the same parameters and sees no
+      further than the others.
     - far_layer: the layer it is in.
     - grams: how many of the last bytes its queries and keys are made of; decay: how much less each earlier one counts
       at first.
@@ -170,7 +175,7 @@ class TextModel(nn.Module):
         if config.is_hashed:
             keep = "sum" if config.far == "anna" else "newest"
             buckets = BucketState(self.hasher, value_dim=config.value_dim, batch=batch, keep=keep)
-        everything = NearState() if config.far == "softmax" else None
+        everything = NearState() if config.far == "softmax" or config.far in _OTHERS else None
         return TextState(
             [NearState() for _ in range(config.layers)],
             FarState(buckets, everything=everything),
@@ -238,7 +243,9 @@ class _FarHead(nn.Module):
         self.sketch = nn.Parameter(scale * torch.randn(config.grams, BYTES, config.key_dim))
         self.value = nn.Linear(config.dim, config.value_dim)
         self.out = nn.Linear(config.value_dim, config.dim)
-        self.sharpness = nn.Parameter(torch.tensor([math.log(_BETA), 0.0])) if config.far == "softmax" else None
+        is_sharp = config.far == "softmax" or config.far in _OTHERS
+        self.sharpness = nn.Parameter(torch.tensor([math.log(_BETA), 0.0])) if is_sharp else None
+        self.other = _OTHERS[config.far].bind(config.key_dim) if config.far in _OTHERS else None
 
     def forward(self, x: Tensor, context: Tensor, model: TextModel, state: TextState | None) -> Tensor:
         n, far = x.shape[1], self.config.far
@@ -282,9 +289,15 @@ class _FarHead(nn.Module):
         return pairs.read(with_noise(latest_chances(pairs.expected.chances), hits, model.noise))
 
     def _softmax(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """e^(β(cos − 1)) over their sum and a constant, both learned: as above, little met is little read."""
+        """e^(β(cos − 1)) over their sum and a constant, both learned: as above, little met is little read.
+
+        The other mechanisms take the same learned β, and have no such constant.
+        """
         assert self.sharpness is not None
         beta, more = self.sharpness.exp()
+        if self.other is not None:
+            scale = (beta * self.config.key_dim**0.5).sqrt()  # they divide by √d
+            return self.other(scale * unit_rows(query), scale * unit_rows(key), value, True, None)
         weights = (beta * (unit_rows(query) @ unit_rows(key).mT - 1)).exp().tril(key.shape[2] - query.shape[2])
         return (weights @ value) / (weights.sum(-1, keepdim=True) + more)
 
@@ -296,6 +309,10 @@ class _FarHead(nn.Module):
         state.last = row[:, :, -1:].clone()
         if state.buckets is None:
             assert state.everything is not None
+            if self.config.far == "hyper" and not is_first:
+                raise InputError(
+                    "state", given="text that goes on", expected="all of it at once: HyperAttention sorts whole texts"
+                )
             key, value = state.everything.extend(key[:, :, is_first:], value[:, :, is_first:], 2**62)
             return self._softmax(row, key, value)
         there = torch.ones(len(row), n, dtype=torch.bool)

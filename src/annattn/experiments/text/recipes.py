@@ -8,10 +8,15 @@ from annattn.experiments.text.training import TextRecipe
 __all__ = ["TEXT_RECIPES"]
 
 
+_MODEL = TextConfig(dim=160, layers=4, heads=5, far_layer=2)
+
+
 def _contenders(corpus: str) -> dict[str, TextRecipe]:
-    """The same recipe with each kind of far head."""
-    base = TextRecipe(corpus)
-    return {f"{corpus}_{far}": replace(base, model=replace(base.model, far=far)) for far in FAR}
+    """The same recipe with each kind of far head, and without windows: 1.4 million parameters, 1,024 bytes."""
+    base = TextRecipe(corpus, model=_MODEL, steps=400, batch=3, length=1024)
+    models = {far: replace(base.model, far=far) for far in FAR}
+    models["anna_alone"] = replace(base.model, window=1)  # a byte's other heads see the byte itself
+    return {f"{corpus}_{name}": replace(base, model=model) for name, model in models.items()}
 
 
 _NEEDLE = TextRecipe(
@@ -29,7 +34,7 @@ _NEEDLE = TextRecipe(
 TEXT_RECIPES: dict[str, TextRecipe] = {
     **_contenders("python"),
     **_contenders("enwik8"),
-    "code": TextRecipe("python", steps=1000),
+    "code": TextRecipe("python", model=_MODEL, steps=1500, batch=3, length=1024),
     "needle": _NEEDLE,
     "needle_latest": replace(_NEEDLE, model=replace(_NEEDLE.model, far="latest_match")),
     "needle_softmax": replace(_NEEDLE, model=replace(_NEEDLE.model, far="softmax")),
