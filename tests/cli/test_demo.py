@@ -12,6 +12,7 @@ from annattn.cli import main
 from annattn.measure import measure_speed
 from annattn.report.attention import pictures
 from annattn.report.models import errors
+from annattn.report.needles import needles
 from annattn.report.recall import recall
 from annattn.report.results import PARTS
 from annattn.report.theorems import rows
@@ -27,6 +28,7 @@ def numbers():
         "attention": pictures(tokens=6),
         "models": errors(samples=1, draws=1),
         "recall": recall(lengths=(256,)),
+        "needles": needles(lengths=(1024,)),
         "theory": k_hop(n=9, k=2, memory_words=30, words=1),
         "theorems": rows(effort="tiny", names=["mpc-simulates-ema"]),
     }

@@ -8,6 +8,7 @@ from annattn.measure import measure_speed
 from annattn.report import make_results
 from annattn.report.attention import pictures
 from annattn.report.models import errors
+from annattn.report.needles import needles
 from annattn.report.recall import recall
 from annattn.report.theorems import rows
 from annattn.report.theory import k_hop
@@ -20,6 +21,7 @@ def results() -> dict[str, Any]:
         "attention": pictures(tokens=12),
         "models": errors(samples=1, draws=2),
         "recall": recall(lengths=(256, 1024)),
+        "needles": needles(lengths=(1024, 2048)),
         "theory": k_hop(n=27, k=2, memory_words=18, words=1),
         "theorems": rows(effort="tiny", names=["match2", "mpc-simulates-ema"]),
     }

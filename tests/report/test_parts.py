@@ -210,4 +210,4 @@ def test_every_part_tells_how_far_it_is():
     models.errors(samples=1, draws=1, progress=lambda done, what: told.append(done))
     assert told == sorted(told)
     assert 0 <= told[0] < told[-1] <= 1
-    assert set(PARTS) == {"speed", "attention", "models", "recall", "theory", "theorems"}
+    assert set(PARTS) == {"speed", "attention", "models", "recall", "needles", "theory", "theorems"}

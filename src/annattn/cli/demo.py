@@ -31,7 +31,7 @@ def demo(
     quick: Flag = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure speed, attention, trained models, recall, theory and theorems in three minutes, and write a report.
+    """Measure speed, attention, models, recall, facts in text, theory and theorems in three minutes; write a report.
 
     The report is a page to open in a browser; its numbers are saved next to it as JSON. An interrupted demo writes the
     parts that were finished. Exits with 1 if an output is wrong or a theorem does not hold.
@@ -41,10 +41,12 @@ def demo(
     Example: annattn demo speed recall
 
     Args:
-        parts: the parts to measure, by default all: speed, attention, models, recall, theory, theorems.
+        parts: the parts to measure, by default all: speed, attention, models, recall, needles, theory,
+            theorems.
         seed: determines tokens, words and hash functions.
         longest: the largest number of tokens to time, at least 1024; each doubling makes softmax attention take four
-            times as long. Recall is read at up to 262144 tokens, or at 1048576 if that is given here.
+            times as long. Recall and facts are read at up to 262144 tokens, or at
+            1048576 if that is given here.
         output: the page to write; the numbers get the same name with the ending .json.
         quick: use small sizes, and at most 8192 tokens for softmax attention; half a minute in all.
         as_json: print the numbers as JSON and nothing else.

@@ -102,6 +102,17 @@ def _recall_table(part: dict[str, Any]) -> Table:
     return table
 
 
+def _needles_table(part: dict[str, Any]) -> Table:
+    table = _table(f"Facts that come back from real text, trained at {part['trained_at']} bytes")
+    for column in ("bytes", "facts", "right", "from the worst tenth", "seconds"):
+        table.add_column(column, justify="right")
+    for row in part["rows"]:
+        worst = min(share for share in row["by_depth"] if share is not None)
+        cells = (f"{row['tokens']:,}", f"{row['facts']:,}", f"{100 * row['right']:.2f} %", f"{100 * worst:.2f} %")
+        table.add_row(*cells, f"{row['seconds']:.1f}")
+    return table
+
+
 def _theory_table(part: dict[str, Any]) -> Table:
     table = _table(f"{part['k']}-hop of {part['n']} letters: a protocol, and the transformer compiled from it")
     for column in ("", "protocol", "transformer"):
@@ -136,6 +147,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], Table]] = {
     "attention": _attention_pictures,
     "models": _models_table,
     "recall": _recall_table,
+    "needles": _needles_table,
     "theory": _theory_table,
     "theorems": _theorems_table,
 }

@@ -23,7 +23,7 @@ from annattn.data.text import SPLITS, Text, load, places
 from annattn.errors import InputError
 from annattn.files import held, replacing, write_json
 
-__all__ = ["Arrived", "fetch"]
+__all__ = ["Arrived", "fetch", "standard_library"]
 
 _SHARES = (0.9, 0.95)  # where validation and test begin
 # Tests, other people's packages, and tables that programs have written.
@@ -78,7 +78,7 @@ def fetch(name: str, *, folder: Path | None = None, file: Path | None = None, re
             archive, package = _download(name, corpus, scratch, note)
             documents, source = _members(archive, corpus.members), str(package)
         else:
-            documents, source = _standard_library(), f"Python {platform.python_version()}"
+            documents, source = standard_library(), f"Python {platform.python_version()}"
         _pack(name, corpus, list(documents), source, content, about, note)
     shutil.rmtree(scratch, ignore_errors=True)
     return load(name, folder)
@@ -162,9 +162,14 @@ def _single(name: str, corpus: Corpus, file: Path) -> Iterator[Document]:
     yield file.name, gzip.decompress(data) if file.suffix == ".gz" else data
 
 
-def _standard_library() -> Iterator[Document]:
+def standard_library() -> Iterator[Document]:
+    """The source files of Python's standard library, by name, without its tests; in the order of their names.
+
+    >>> next(standard_library())[0]
+    '__future__.py'
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
-    for path in root.rglob("*.py"):
+    for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root)
         if not _NOT_SOURCE.intersection(inside.parts):
             with contextlib.suppress(OSError):

@@ -64,6 +64,10 @@ def headlines(results: Mapping[str, Any]) -> list[tuple[str, str]]:
                 f"in {seconds(longest['seconds'])}",
             )
         )
+    if "needles" in results:
+        longest = results["needles"]["rows"][-1]
+        what = f"of {longest['facts']:,} facts come back from {longest['tokens']:,} bytes of real text"
+        found.append((_right(longest["right"]), f"{what}, in {seconds(longest['seconds'])}"))
     if "speed" in results:
         longest, used = results["speed"]["rows"][-1], results["speed"]["settings"]
         found.append(

@@ -12,6 +12,7 @@ from annattn.files import write_text
 from annattn.measure import Progress, describe_machine, lengths, measure_speed
 from annattn.report.attention import pictures
 from annattn.report.models import errors
+from annattn.report.needles import needles
 from annattn.report.recall import recall
 from annattn.report.theorems import rows
 from annattn.report.theory import k_hop
@@ -61,6 +62,11 @@ def _recall_lengths(settings: Settings) -> tuple[int, ...]:
     return tuple(n for n in (256, 4096, 65_536, 262_144, 1_048_576) if n <= max(262_144, settings.longest))
 
 
+def _needle_lengths(settings: Settings) -> tuple[int, ...]:
+    """Four times as long each, as far as recall goes."""
+    return tuple(n for n in (1024, 4096, 16_384, 65_536, 262_144, 1_048_576) if n <= max(262_144, settings.longest))
+
+
 PARTS: dict[str, Part] = {
     "speed": Part(
         "Speed",
@@ -84,6 +90,13 @@ PARTS: dict[str, Part] = {
         lambda settings: 2 if settings.quick else 12,
         lambda settings, progress: recall(
             lengths=(256, 4096) if settings.quick else _recall_lengths(settings), seed=settings.seed, progress=progress
+        ),
+    ),
+    "needles": Part(
+        "Facts in real text",
+        lambda settings: 2 if settings.quick else 12,
+        lambda settings, progress: needles(
+            lengths=(1024, 4096) if settings.quick else _needle_lengths(settings), seed=settings.seed, progress=progress
         ),
     ),
     "theory": Part(
