@@ -1,5 +1,8 @@
 """Protocols on Ray over data that the driver never holds: its peak memory, and what a round costs.
 
+python -m benchmarks.ray_scale overhead
+python -m benchmarks.ray_scale folders
+
 Every answer is checked before a number is printed. Inputs are made and outputs are checked part by part, in other
 processes, so that the memory of the driver is its own.
 """
@@ -21,16 +24,17 @@ from benchmarks.mpc_figures import resident
 PART = 1_000_000
 
 
-def make(folder: Path, n: int) -> None:
+def make(folder: Path, n: int, _: int) -> None:
     """Random words in parts of a million."""
-    folder.mkdir(parents=True)
+    (folder / "in").mkdir(parents=True)
     for part, start in enumerate(range(0, n, PART)):
         words = np.random.default_rng(part).integers(0, 2**64, min(PART, n - start), dtype=np.uint64)
-        np.save(folder / f"part-{part:05}.npy", words)
+        np.save(folder / "in" / f"part-{part:05}.npy", words)
 
 
-def verify(before: Path, after: Path) -> None:
+def verify(folder: Path, _: int, shards: int) -> None:
     """Sorted, and the same words: as many, with the same sum and the same exclusive or."""
+    before, after = folder / "in", folder / f"out-{shards}"
     last = np.uint64(0)
     for path in PartFiles.open(after).paths:
         words = np.load(path)
@@ -60,7 +64,8 @@ def drive(folder: Path, n: int, shards: int) -> None:
     result = run(Sort(n, int(n**0.6)), folder / "in", engine="ray", shards=shards, output=folder / f"out-{shards}")
     seconds = time.perf_counter() - start
     rounds, machines = result.trace.rounds, result.trace.limits.machines
-    found = {"seconds": seconds, "grown": resident("VmHWM") - before, "rounds": rounds, "machines": machines}
+    peak = resident("VmHWM")
+    found = {"seconds": seconds, "grown": peak - before, "peak": peak, "rounds": rounds, "machines": machines}
     print(json.dumps(found))
 
 
@@ -90,8 +95,13 @@ def overhead(n: int, shards: int) -> None:
     )
 
 
-def child(*arguments: str) -> str:
-    """This program in a process of its own."""
+CHILDREN = {"make": make, "drive": drive, "verify": verify}
+"""What runs in a process of its own."""
+
+
+def child(what: str, folder: str, n: int, shards: int) -> str:
+    """One of `CHILDREN`; returns what it printed."""
+    arguments = [what, "--folder", folder, "--words", str(n), "--shards", str(shards)]
     command = [sys.executable, "-m", "benchmarks.ray_scale", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -101,32 +111,32 @@ def child(*arguments: str) -> str:
 
 def main() -> None:
     """All sizes in turn."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["overhead", "folders", *CHILDREN])
     parser.add_argument("--words", type=int, nargs="*", default=[1_000_000, 3_000_000, 10_000_000, 30_000_000])
     parser.add_argument("--shards", type=int, nargs="*", default=[4, 16])
     parser.add_argument("--folder", type=Path, help="where the data goes; by default a temporary folder")
-    parser.add_argument("--child", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        what, folder, *numbers = options.child
-        {"make": make, "drive": drive, "verify": lambda at, shards: verify(at / "in", at / f"out-{shards}")}[what](
-            Path(folder), *map(int, numbers)
-        )
+    if options.what in CHILDREN:
+        CHILDREN[options.what](options.folder, options.words[0], options.shards[0])
         return
-    for n in (2_000, 200_000):
-        for shards in options.shards:
-            overhead(n, shards)
+    if options.what == "overhead":
+        for n in (2_000, 200_000):
+            for shards in options.shards:
+                overhead(n, shards)
+        return
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for n in options.words:
             at = f"{folder}/{n}"
-            child("--child", "make", f"{at}/in", str(n))
+            child("make", at, n, 0)
             for shards in options.shards:
-                found = json.loads(child("--child", "drive", at, str(n), str(shards)).splitlines()[-1])
-                child("--child", "verify", at, str(shards))
+                found = json.loads(child("drive", at, n, shards).splitlines()[-1])
+                child("verify", at, n, shards)
                 print(
                     f"Sort of {n:,} words ({8 * n / 2**20:.0f} MiB) on Ray, {shards} shards: {found['seconds']:.1f} s, "
                     f"{found['rounds']} rounds of {1e3 * found['seconds'] / found['rounds']:.0f} ms, "
-                    f"{found['machines']} machines; the driver grew by {found['grown'] / 2**20:.0f} MiB",
+                    f"{found['machines']} machines; the driver grew by {found['grown'] / 2**20:.0f} MiB "
+                    f"to {found['peak'] / 2**20:.0f} MiB",
                     flush=True,
                 )
 

@@ -110,8 +110,6 @@ def on_one(case: Case) -> list[Tensor]:
     """Outputs and gradients of one process."""
     tensors, whole, push = case.inputs()
     whole.pop("way", None)
-    if case.kind == "window":
-        whole["is_causal"] = True
     return _run(WHOLE[case.kind], tensors, whole, push, case)
 
 

@@ -88,19 +88,32 @@ def test_latest_match(pool, cut, gradient):
     "options",
     [
         {"window": 4, "way": "states"},
-        {"window": 7, "shift": 1, "combine": "joined", "way": "members"},
+        {"window": 7, "combine": "joined", "gate": 0.5, "way": "members"},
+        {"window": 7, "shift": 1, "combine": "joined", "way": "members", "is_causal": True},
+        {"window": 0, "is_causal": True},
         {"window": 0},
+        {"window": 1},
+        {"window": 60, "is_causal": True},
         {"window": 60},
     ],
     ids=str,
 )
-def test_a_window_reaches_into_the_slices_before(pool, cut, options):
+def test_a_window_reaches_into_the_slices_around(pool, cut, options):
     compare(pool, Case(kind="window", cut=cut, options=options))
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("documents", ["boundaries", "numbers"])
-def test_a_window_with_documents_and_a_mask(pool, documents):
-    compare(pool, THREE.but(kind="window", masked=True, documents=documents, options={"window": 5, "shift": 1}))
+def test_a_window_with_documents_and_a_mask(pool, documents, is_causal):
+    options = {"window": 5, "shift": int(is_causal), "is_causal": is_causal}
+    compare(pool, THREE.but(kind="window", masked=True, documents=documents, options=options))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_key_without_a_bucket_is_unknown_on_both_sides_of_a_window(pool, is_causal):
+    case = THREE.but(kind="window", bad=(11,), gradients=False, options={"window": 3, "is_causal": is_causal})
+    assert on_one(case)[0][0, 0, 0].isnan().all() != is_causal
+    compare(pool, case)
 
 
 @pytest.mark.parametrize("way", BOTH_WAYS)

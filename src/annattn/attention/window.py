@@ -32,6 +32,7 @@ __all__ = [
     "Combine",
     "Form",
     "WindowConfig",
+    "both_sides",
     "check_window",
     "combined",
     "window_attention",
@@ -183,7 +184,11 @@ def _far(query: Tensor, tokens: _Tokens, window: int, shift: int, is_causal: boo
         return mean, mass
     # The other side is the same seen from the end.
     other, more = meet(query.flip(2), _from_the_end(tokens, query.shape[2], window), True)
-    other, more = other.flip(2), more.flip(2)
+    return both_sides(mean, mass, other.flip(2), more.flip(2))
+
+
+def both_sides(mean: Tensor, mass: Tensor, other: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of what two sets of keys gave, by their masses, and the mass of both."""
     both = mass + more
     share = (mass / both.masked_fill(both == 0, 1))[..., None]
     return share * mean + (1 - share) * other, both

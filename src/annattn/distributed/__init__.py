@@ -3,7 +3,13 @@
 The tables of ANNA are sums, so ranks need not exchange keys: each adds up its own, and they exchange the sums.
 """
 
-from annattn.distributed.attention import PATIENCE, anna_attention, exact_match_attention, latest_match_attention
+from annattn.distributed.attention import (
+    PATIENCE,
+    anna_attention,
+    exact_match_attention,
+    first_place,
+    latest_match_attention,
+)
 from annattn.distributed.traffic import Exchange, Traffic, counting
 from annattn.distributed.window import window_attention
 
@@ -14,6 +20,7 @@ __all__ = [
     "anna_attention",
     "counting",
     "exact_match_attention",
+    "first_place",
     "latest_match_attention",
     "window_attention",
 ]

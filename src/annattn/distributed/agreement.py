@@ -40,6 +40,7 @@ def agree(peers: Peers, calling: str, described: dict[str, str], error: Exceptio
 
     All ranks learn of it together, so none of them waits for one that has left.
     """
+    peers = peers.straight  # errors name ranks as torch does
     said = {_FAILED: f"{type(error).__name__}: {error}"} if error is not None else {"call": calling, **described}
     text = json.dumps(said).encode()
     digest = hashlib.sha256(text).digest()

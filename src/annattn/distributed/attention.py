@@ -13,7 +13,7 @@ from annattn.attention.anna import Empty
 from annattn.attention.inputs import accumulator, check_hasher, check_inputs
 from annattn.attention.mechanism import Gradient
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Packing, Queries, Values
-from annattn.checks import require_choice
+from annattn.checks import require_choice, require_count
 from annattn.distributed.agreement import agree, describe_hasher, describe_tensor
 from annattn.distributed.codes import equal_row_codes, hashed_codes, own_documents, slices
 from annattn.distributed.mean import WAYS, Plan, sharded_mean
@@ -31,6 +31,7 @@ __all__ = [
     "describe_documents",
     "describe_inputs",
     "exact_match_attention",
+    "first_place",
     "latest_match_attention",
     "slope_wanted",
     "start",
@@ -93,7 +94,7 @@ def anna_attention(
     peers, said = start(group, patience, calling, described, query)
     order = Order.CAUSAL if is_causal else Order.ALL
     with peers.telling(calling):
-        cut = slices(peers, query, key, is_causal=is_causal, doing=calling)
+        cut = slices(peers, query, key, aligned=is_causal, doing=calling)
         own = None if documents is None else own_documents(peers, cut, documents, query, calling)
         codes = hashed_codes(peers, cut, hasher, query, key, key_mask, own, order, calling)
     plan = Plan(peers, order, slope_wanted(said["gradient"], hasher), False, way, calling)
@@ -129,7 +130,7 @@ def exact_match_attention(
     calling = "exact_match_attention"
     peers, _ = start(group, patience, calling, described, query)
     with peers.telling(calling):
-        cut = slices(peers, query, key, is_causal=is_causal, doing=calling)
+        cut = slices(peers, query, key, aligned=is_causal, doing=calling)
         codes = equal_row_codes(peers, cut, query, key, key_mask, calling)
     plan = Plan(peers, Order.CAUSAL if is_causal else Order.ALL, None, False, way, calling)
     return sharded_mean(query.detach(), key.detach(), value.to(accumulator(value.dtype)), codes, plan)[0].to(
@@ -162,10 +163,27 @@ def latest_match_attention(
     calling = "latest_match_attention"
     peers, said = start(group, patience, calling, described, query)
     with peers.telling(calling):
-        cut = slices(peers, query, key, is_causal=True, doing=calling)
+        cut = slices(peers, query, key, aligned=True, doing=calling)
         codes = hashed_codes(peers, cut, hasher, query, key, key_mask, None, Order.CAUSAL, calling)
     plan = Plan(peers, Order.CAUSAL, slope_wanted(said["gradient"], hasher), True, "auto", calling)
     return sharded_mean(query, key, value.to(accumulator(value.dtype)), codes, plan)[0].to(value.dtype)
+
+
+def first_place(n: int, *, group: dist.ProcessGroup | None = None, patience: float = PATIENCE) -> int:
+    """Where this rank's slice of `n` tokens begins in the whole sequence: what its positions are counted from.
+
+    Every rank calls it; slices follow each other in the order of the ranks.
+    """
+
+    def described() -> dict[str, str]:
+        require_count("n", n, least=0)
+        return {}
+
+    calling = "first_place"
+    peers, _ = start(group, patience, calling, described, None)
+    with peers.telling(calling):
+        lengths = peers.gather(torch.tensor([n], device=peers.device), calling)[:, 0].tolist()
+    return sum(lengths[: peers.rank])
 
 
 def start(
@@ -173,7 +191,7 @@ def start(
     patience: float,
     calling: str,
     described: Callable[[], dict[str, str]],
-    query: Tensor,
+    query: Tensor | None,
 ) -> tuple[Peers, dict[str, str]]:
     """The ranks, once they agree on what they are called with."""
     peers = Peers(group, patience)
@@ -183,7 +201,7 @@ def start(
         said = described()
     except Exception as found:  # told to all ranks, then raised
         error = found
-    device = query.device if isinstance(query, Tensor) else torch.device("cpu")
+    device = query.device if isinstance(query, Tensor) else peers.device
     agree(peers, calling, said, error, device)
     return peers, said
 

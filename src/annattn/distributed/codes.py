@@ -27,6 +27,10 @@ class Slices:
         """The place of a rank's first query among those of all."""
         return sum(self.queries[:rank])
 
+    def from_the_end(self) -> "Slices":
+        """For ranks in reverse order."""
+        return Slices(self.queries[::-1], self.keys[::-1])
+
 
 @dataclass(frozen=True)
 class Codes:
@@ -44,16 +48,16 @@ class Codes:
     slices: Slices
 
 
-def slices(peers: Peers, query: Tensor, key: Tensor, *, is_causal: bool, doing: str) -> Slices:
-    """The lengths of all ranks' slices; causal attention needs as many queries as keys on each."""
+def slices(peers: Peers, query: Tensor, key: Tensor, *, aligned: bool, doing: str) -> Slices:
+    """The lengths of all ranks' slices; where positions count (`aligned`), as many queries as keys on each."""
     lengths = torch.tensor([query.shape[2], key.shape[2]], device=query.device)
     queries, keys = peers.gather(lengths, doing).T.tolist()
     wrong = [rank for rank in range(peers.size) if queries[rank] != keys[rank]]
-    if is_causal and wrong:
+    if aligned and wrong:
         raise InputError(
             f"slice of rank {wrong[0]}",
             given=f"{queries[wrong[0]]} queries and {keys[wrong[0]]} keys",
-            expected="as many queries as keys on each rank, for causal attention",
+            expected="as many queries as keys on each rank, for causal attention or a window",
             hint="cut queries, keys and values at the same places",
         )
     return Slices(queries, keys)

@@ -15,7 +15,7 @@ from annattn.checks import require_number
 from annattn.distributed.traffic import Exchange, counters
 from annattn.errors import InputError, RankError
 
-__all__ = ["ROLL_CALL_SECONDS", "Peers"]
+__all__ = ["ROLL_CALL_SECONDS", "FromTheEnd", "Peers"]
 
 _LOOK_SECONDS = 0.5  # between two looks at what other ranks have reported, while waiting for them
 ROLL_CALL_SECONDS = 5.0
@@ -93,6 +93,16 @@ class Peers:
         found = list(received.split(lengths))
         found[self.rank] = own
         return found
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors have to be for these ranks to exchange them."""
+        return torch.device("cpu" if self._asks else f"cuda:{torch.cuda.current_device()}")
+
+    @property
+    def straight(self) -> "Peers":
+        """These ranks in the order of their slices."""
+        return self
 
     @contextmanager
     def predicting(self, what: str, way: str, predicted: int) -> Iterator[None]:
@@ -173,3 +183,36 @@ class Peers:
         silent = [rank for rank in range(self.size) if rank != self.rank and rank not in reports]
         who = f"rank {', '.join(map(str, silent))} of {self.size}" if silent else f"a rank of {self.size}"
         return RankError(f"{who} ended or stopped answering, noticed in {doing} ({how}); {_WHAT_TO_DO}")
+
+
+class FromTheEnd(Peers):
+    """The same ranks in reverse order: the last one is the first, and what it may see comes after it."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self.rank, self.size = peers.size - 1 - peers.rank, peers.size
+
+    @property
+    def straight(self) -> Peers:
+        """The ranks that these are."""
+        return self._peers
+
+    def gather(self, numbers: Tensor, doing: str) -> Tensor:
+        """The last rank's first."""
+        return self._peers.gather(numbers, doing).flip(0)
+
+    def exchange(self, parts: Sequence[Tensor], sizes: Sequence[int], doing: str) -> list[Tensor]:
+        """To and from the last rank first."""
+        return self._peers.exchange(parts[::-1], sizes[::-1], doing)[::-1]
+
+    @contextmanager
+    def predicting(self, what: str, way: str, predicted: int) -> Iterator[None]:
+        """As without the reversal."""
+        with self._peers.predicting(what, way, predicted):
+            yield
+
+    @contextmanager
+    def telling(self, doing: str) -> Iterator[None]:
+        """As without the reversal."""
+        with self._peers.telling(doing):
+            yield

@@ -1,7 +1,7 @@
 """ANNA as a module for anyone's block: projections, hash functions that are buffers, a window, a cache."""
 
 import math
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +17,9 @@ from annattn.errors import InputError
 from annattn.kernels import GRADIENTS
 from annattn.lsh import Hasher
 from annattn.seeds import check_seed, derive_seed
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["AnnaAttention", "TrainingSchedule", "rotate"]
 
@@ -179,6 +182,7 @@ class AnnaAttention(nn.Module):
         key_mask: KeyMask | None = None,
         documents: Packing | None = None,
         cache: WindowCache | None = None,
+        group: "ProcessGroup | None" = None,
     ) -> Float[Tensor, "batch n dim"]:
         """Project, attend, project back.
 
@@ -187,13 +191,16 @@ class AnnaAttention(nn.Module):
             key_mask: True where a token may be attended to.
             documents: boundaries of the documents packed into the sequence, see `anna_attention`; not with a cache.
             cache: what `new_cache` gave.
+            group: the ranks that hold the sequence among them, where `x` is this rank's slice of it; see
+                `annattn.distributed`. Not with a cache, and in training with the form "hashed" only: the others need
+                all pairs of tokens.
         """
         if x.ndim != 3 or x.shape[-1] != self.dim:
             raise InputError("x", given=f"shape {tuple(x.shape)}", expected=f"(batch, n, {self.dim})")
         query, key, value = (
             part(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in (self.query, self.key, self.value)
         )
-        read = self.attend(query, key, value, key_mask=key_mask, documents=documents, cache=cache)
+        read = self.attend(query, key, value, key_mask=key_mask, documents=documents, cache=cache, group=group)
         return self.out(read.transpose(1, 2).flatten(2).to(x.dtype))
 
     def attend(
@@ -205,6 +212,7 @@ class AnnaAttention(nn.Module):
         key_mask: KeyMask | None = None,
         documents: Packing | None = None,
         cache: WindowCache | None = None,
+        group: "ProcessGroup | None" = None,
     ) -> Outputs:
         """The same for queries, keys and values that are ready, not rotated yet.
 
@@ -213,13 +221,10 @@ class AnnaAttention(nn.Module):
         torch.Size([1, 2, 10, 4])
         """
         key_mask = as_key_mask(key_mask, query, key)
-        near = None
-        if self.rotary != "none":
-            places = torch.arange(key.shape[2], device=key.device) + (0 if cache is None else cache.tokens)
-            near = rotate(query, places[-query.shape[2] :]), rotate(key, places)
-            if self.rotary == "all":
-                (query, key), near = near, None
-        gate = 0.0 if self.gate is None else self.gate
+        if group is not None:
+            return self._attend_cut(query, key, value, key_mask, documents, cache, group)
+        query, key, near = self._rotated(query, key, 0 if cache is None else cache.tokens)
+        gate = self._gate
         if cache is not None:
             if documents is not None:
                 raise InputError("documents", given="boundaries and a cache", expected="one of them")
@@ -236,6 +241,47 @@ class AnnaAttention(nn.Module):
             documents=documents, combine=self.combine, gate=gate, shift=self.shift, near=near,
             form=self.form if self.training else "hashed", noise=self.noise, gradient=self.gradient,
         )  # fmt: skip
+
+    def _attend_cut(
+        self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, documents: Tensor | None,
+        cache: WindowCache | None, group: "ProcessGroup",
+    ) -> Tensor:  # fmt: skip
+        """`attend` for a sequence that is cut among ranks."""
+        from annattn import distributed  # not every build of torch has process groups
+
+        if cache is not None:
+            raise InputError(
+                "cache",
+                given="one, and a group",
+                expected="one of them: no rank holds all the tokens that a cache goes on from",
+                hint="decode on one process",
+            )
+        if self.training and self.form != "hashed":
+            raise InputError(
+                "group",
+                given=f"one for a module that trains with {self.form!r}, which takes all pairs of tokens",
+                expected="the form 'hashed', whose tables ranks can add up",
+                hint='call train_with("hashed"), or eval()',
+            )
+        first = distributed.first_place(key.shape[2], group=group) if self.rotary != "none" else 0
+        query, key, near = self._rotated(query, key, first)
+        return distributed.window_attention(
+            query, key, value, self.hasher, window=self.window, group=group, is_causal=self.is_causal,
+            key_mask=key_mask, documents=documents, combine=self.combine, gate=self._gate, shift=self.shift, near=near,
+            gradient=self.gradient,
+        )  # fmt: skip
+
+    @property
+    def _gate(self) -> Tensor | float:
+        return 0.0 if self.gate is None else self.gate
+
+    def _rotated(self, query: Tensor, key: Tensor, first: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+        """Queries and keys of the far part, and those of the near part where they are others."""
+        if self.rotary == "none":
+            return query, key, None
+        places = torch.arange(key.shape[2], device=key.device) + first
+        near = rotate(query, places[-query.shape[2] :]), rotate(key, places)
+        return (*near, None) if self.rotary == "all" else (query, key, near)
 
     def extra_repr(self) -> str:
         """What `print` shows besides the projections."""
