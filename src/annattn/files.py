@@ -17,7 +17,25 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-__all__ = ["as_json", "held", "replacing", "resolved", "write_bytes", "write_json", "write_text"]
+__all__ = ["as_json", "held", "read_json", "replacing", "resolved", "write_bytes", "write_json", "write_text"]
+
+
+def read_json(path: Path, name: str, expected: str) -> dict[str, Any]:
+    """What a JSON file holds; InputError, with what was expected of `name`, if that is not a file of names and values.
+
+    >>> read_json(Path("nothing"), "results", "the results file of `annattn demo`")
+    Traceback (most recent call last):
+    annattn.errors.InputError: results: got nothing, expected a file that exists
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(name, given=str(path), expected="a file that exists") from None
+    except (OSError, ValueError, RecursionError) as wrong:
+        raise InputError(name, given=str(path), expected=expected, hint=str(wrong)) from None
+    if not isinstance(found, dict):
+        raise InputError(name, given=str(path), expected=expected)
+    return found
 
 
 def resolved(path: Path) -> Path:

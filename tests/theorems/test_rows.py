@@ -25,7 +25,6 @@ from annattn.theorems import (
     linear_memory,
     low_rank_separation,
     match2,
-    mpc_simulates_anna,
     mpc_simulates_ema,
     mpc_simulates_softmax,
     simulation,
@@ -312,7 +311,7 @@ SABOTAGE = {
         one_more_level_of_samples,
         one_more_round_down_the_tree,
         a_copy_that_forgets_its_last_table,
-        a_machine_for_every_token(mpc_simulates_anna),
+        a_machine_for_every_token(mpc_simulates_ema),  # which builds for both
     ],
     "mpc-simulates-softmax": [a_pair_that_is_left_out, two_machines_for_every_pair],
     "depth-lower-bounds": [

@@ -24,14 +24,9 @@ from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.lsh import Hasher, HashFamily
 
 __all__ = [
-    "EXPECTED",
-    "SAMPLED",
-    "ExpectedLatestConfig",
-    "SampledLatestConfig",
-    "expected_latest_attention",
-    "expected_latest_weights",
-    "sampled_latest_attention",
-]
+    "EXPECTED", "SAMPLED", "ExpectedLatestConfig", "SampledLatestConfig",
+    "expected_latest_attention", "expected_latest_weights", "sampled_latest_attention",
+]  # fmt: skip
 
 
 def expected_latest_attention(

@@ -1,5 +1,6 @@
 """Low-rank attention: the paper's Definition of attention by feature maps Q', K' of rank r ≪ N."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -8,10 +9,10 @@ from torch import Tensor
 
 from annattn.attention.features import FeatureMap
 from annattn.attention.inputs import accumulator, check_inputs, grouped, ungrouped
-from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism
+from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism, SeededConfig
 from annattn.attention.shapes import KeyMask, Outputs, Values
 
-__all__ = ["MECHANISM", "LowRankConfig", "low_rank_attention", "low_rank_weights"]
+__all__ = ["MECHANISM", "FeaturesConfig", "LowRankConfig", "low_rank_attention", "low_rank_weights"]
 
 _BLOCK = 128  # causal: pairs inside a block are multiplied out, earlier ones come from the running r × m matrix
 
@@ -87,6 +88,21 @@ def low_rank_weights(query: Tensor, key: Tensor, seen: Tensor) -> Tensor:
     tensor([[2., 3.]], dtype=torch.float64)
     """
     return query.double() @ key.double().T * seen
+
+
+class FeaturesConfig(SeededConfig):
+    """`low_rank_attention` with features that are drawn at random, for each layer anew."""
+
+    @abstractmethod
+    def features(self, head_dim: int, seed: int) -> FeatureMap:
+        """The features of heads of this width."""
+
+    def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
+        """See `AttentionConfig`."""
+        features = self.features(head_dim, self.layer_seed(layer, seed))
+        return lambda q, k, v, is_causal, mask: low_rank_attention(
+            q, k, v, features=features, is_causal=is_causal, key_mask=mask
+        )
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from annattn.attention import reference
 from annattn.attention.features import FeatureMap
-from annattn.attention.low_rank import low_rank_attention
-from annattn.attention.mechanism import Attend, Mechanism, SeededConfig
+from annattn.attention.low_rank import FeaturesConfig, low_rank_attention
+from annattn.attention.mechanism import Mechanism
 from annattn.checks import require_count, require_number
 from annattn.seeds import check_seed
 
@@ -94,7 +94,7 @@ def performer_weights(query: Tensor, key: Tensor, seen: Tensor, *, features: Per
 
 
 @dataclass(frozen=True)
-class PerformerConfig(SeededConfig):
+class PerformerConfig(FeaturesConfig):
     """`low_rank_attention` with `count` `PerformerFeatures`.
 
     >>> PerformerConfig(count=64)
@@ -104,13 +104,9 @@ class PerformerConfig(SeededConfig):
     count: int = 256
     seed: int = 0
 
-    def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
-        """See `AttentionConfig`."""
-        drawn = self.layer_seed(layer, seed)
-        features = PerformerFeatures(head_dim, self.count, drawn)
-        return lambda q, k, v, is_causal, mask: low_rank_attention(
-            q, k, v, features=features, is_causal=is_causal, key_mask=mask
-        )
+    def features(self, head_dim: int, seed: int) -> PerformerFeatures:
+        """See `FeaturesConfig`."""
+        return PerformerFeatures(head_dim, self.count, seed)
 
 
 MECHANISM = Mechanism(

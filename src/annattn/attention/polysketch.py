@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from annattn.attention.features import FeatureMap
-from annattn.attention.low_rank import low_rank_attention
-from annattn.attention.mechanism import Attend, Mechanism, SeededConfig
+from annattn.attention.low_rank import FeaturesConfig, low_rank_attention
+from annattn.attention.mechanism import Mechanism
 from annattn.checks import require_count
 from annattn.seeds import check_seed
 
@@ -73,7 +73,7 @@ def polysketch_weights(query: Tensor, key: Tensor, seen: Tensor, *, features: Po
 
 
 @dataclass(frozen=True)
-class PolySketchConfig(SeededConfig):
+class PolySketchConfig(FeaturesConfig):
     """`low_rank_attention` with `PolySketchFeatures` of rank r = `rank`; there are r² features.
 
     >>> PolySketchConfig(rank=16)
@@ -83,13 +83,9 @@ class PolySketchConfig(SeededConfig):
     rank: int = 32
     seed: int = 0
 
-    def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
-        """See `AttentionConfig`."""
-        drawn = self.layer_seed(layer, seed)
-        features = PolySketchFeatures(head_dim, self.rank, drawn)
-        return lambda q, k, v, is_causal, mask: low_rank_attention(
-            q, k, v, features=features, is_causal=is_causal, key_mask=mask
-        )
+    def features(self, head_dim: int, seed: int) -> PolySketchFeatures:
+        """See `FeaturesConfig`."""
+        return PolySketchFeatures(head_dim, self.rank, seed)
 
 
 MECHANISM = Mechanism(

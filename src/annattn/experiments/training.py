@@ -19,11 +19,11 @@ from annattn.experiments.recipe import Recipe, read_recipe, write_recipe
 from annattn.files import held, write_json, write_text
 from annattn.interrupts import between_steps
 from annattn.nn import Transformer
-from annattn.nn.checkpoint import check_tensors, read_tensors, save_model, write_tensors
+from annattn.nn.checkpoint import check_tensors, moments_of, read_moments, read_tensors, save_model, write_tensors
 from annattn.seeds import check_seed
 from annattn.tasks import Batch
 
-__all__ = ["Progress", "train"]
+__all__ = ["Progress", "train", "write_run"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,24 @@ class Progress:
     loss: float
     error: float
     seconds: float
+
+
+def write_run(
+    folder: Path,
+    model: torch.nn.Module,
+    optimiser: torch.optim.Optimizer,
+    step: int,
+    log: list[str],
+    about: dict[str, Any],
+) -> None:
+    """Write the state of a run, each file whole or not at all: `state.safetensors`, `log.csv` and last `run.json`.
+
+    The step is in the same file as the weights, so no kill can separate them.
+    """
+    state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    write_tensors(state | moments_of(optimiser) | {"step": torch.tensor(step)}, folder / "state.safetensors")
+    write_text("\n".join(log) + "\n", folder / "log.csv")
+    write_json(about, folder / "run.json")
 
 
 def train(
@@ -194,14 +212,7 @@ class _Run:
         """Write the state, each file whole or not at all; `run.json`, written last, says which step it is."""
         if self.folder is None:
             return
-        state = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        for index, values in self.optimiser.state_dict()["state"].items():
-            state |= {f"adam.{index}.{name}": torch.as_tensor(value) for name, value in values.items()}
-        state["step"] = torch.tensor(self.step)
-        # The step is in the same file as the weights, so no kill can separate them.
-        write_tensors(state, self.folder / "state.safetensors")
-        write_text("\n".join(self.log) + "\n", self.folder / "log.csv")
-        write_json(self._about, self.folder / "run.json")
+        write_run(self.folder, self.model, self.optimiser, self.step, self.log, self._about)
         if self.step == self.recipe.steps:
             save_model(
                 self.model.with_attention(*self.recipe.model.attention), self.folder / "model", notes=self._about
@@ -263,10 +274,7 @@ class _Run:
             raise InputError(
                 str(path), given=f"{wrong[0]} of shape {found.get(wrong[0])}", expected=str(wanted.get(wrong[0]))
             )
-        adam: dict[int, dict[str, Tensor]] = {}
         for name in found:
             if not state[name].isfinite().all():
                 raise InputError(f"{name} of {path}", given="NaN or infinity", expected="finite numbers")
-            _, index, rest = name.split(".")
-            adam.setdefault(int(index), {})[rest] = state[name]
-        return adam
+        return read_moments(state)

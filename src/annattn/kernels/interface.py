@@ -19,18 +19,9 @@ from annattn.kernels.tables import Layout, Tables
 from annattn.lsh import Hasher, HashFamily, restore
 
 __all__ = [
-    "GRADIENTS",
-    "NOT_FOUND",
-    "Backend",
-    "BandInputs",
-    "Call",
-    "GradientInputs",
-    "Operation",
-    "Order",
-    "Slope",
-    "SumInputs",
-    "slope_of",
-]
+    "GRADIENTS", "NOT_FOUND", "Backend", "BandInputs", "Call", "GradientInputs",
+    "Operation", "Order", "Slope", "SumInputs", "slope_of",
+]  # fmt: skip
 
 GRADIENTS = ("linear", "exact", "none")
 

@@ -217,18 +217,9 @@ bucket_mean.register_autograd(_bucket_mean_backward, setup_context=_keep)
 # pass, which knows only their codes, and get the gradient of their collision probability. If
 # `counted`, so does the count, which is then a number of the values' dtype.
 def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_codes: Tensor,
-    key_codes: Tensor,
-    order: int,
-    buckets: int,
-    one_table_at_a_time: bool,
-    gradient: str,
-    spec: str,
-    counted: bool = False,
-) -> tuple[Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, query_codes: Tensor, key_codes: Tensor, order: int, buckets: int,
+    one_table_at_a_time: bool, gradient: str, spec: str, counted: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     mean, count = _bucket_mean(query_codes, key_codes, value, order, buckets, one_table_at_a_time)
     return mean, count.to(value.dtype) if counted else count
 

@@ -21,8 +21,10 @@ __all__ = [
     "checkpoint_files",
     "current_names",
     "load_model",
+    "moments_of",
     "read_attention",
     "read_config",
+    "read_moments",
     "read_tensors",
     "save_model",
     "write_attention",
@@ -32,6 +34,33 @@ __all__ = [
 
 FORMAT = 1
 _RENAMED_OPTIONS = {"alike": "identity_init"}
+
+
+def moments_of(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What an optimiser remembers of each weight, by names of one file: adam.3.exp_avg is of the fourth weight.
+
+    >>> moments_of(torch.optim.AdamW([nn.Parameter(torch.ones(1))]))
+    {}
+    """
+    return {
+        f"adam.{index}.{name}": torch.as_tensor(value)
+        for index, values in optimiser.state_dict()["state"].items()
+        for name, value in values.items()
+    }
+
+
+def read_moments(tensors: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    """The inverse of `moments_of`, among other tensors: the "state" of an optimiser's `state_dict`.
+
+    >>> read_moments({"step": torch.tensor(5), "adam.0.step": torch.tensor(5.0)})
+    {0: {'step': tensor(5.)}}
+    """
+    found: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith("adam."):
+            _, index, rest = name.split(".")
+            found.setdefault(int(index), {})[rest] = tensor
+    return found
 
 
 def save_model(model: Transformer, path: str | Path, *, notes: dict[str, Any] | None = None) -> Path:

@@ -1,6 +1,5 @@
 """The comparison of efficient attentions on the page: error against cost, and the table of errors."""
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from annattn.errors import InputError
 from annattn.experiments.comparison import frontier, mean_error
+from annattn.files import read_json
 from annattn.report.chart import Axis
 from annattn.report.scatter import Point, scatter
 
@@ -25,13 +25,8 @@ _SPOKEN_KINDS = {"anna": "accent", "reference": "plain", "part": "faint"}
 def read_comparison(path: Path) -> dict[str, Any]:
     """The file `comparison.json` that `annattn compare` wrote; anything else is refused."""
     expected = "the comparison.json of `annattn compare`"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError("comparison", given=str(path), expected="a file that exists") from None
-    except (OSError, ValueError, RecursionError) as wrong:
-        raise InputError("comparison", given=str(path), expected=expected, hint=str(wrong)) from None
-    if not isinstance(found, dict) or not {"columns", "rows", "costs", "profile"} <= found.keys():
+    found = read_json(path, "comparison", expected)
+    if not {"columns", "rows", "costs", "profile"} <= found.keys():
         raise InputError("comparison", given=str(path), expected=expected)
     return found
 

@@ -1,6 +1,5 @@
 """All parts in order, and the results file that holds them."""
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from annattn.errors import InputError
-from annattn.files import write_text
+from annattn.files import read_json, write_text
 from annattn.measure import Progress, describe_machine, lengths, measure_speed
 from annattn.report.attention import pictures
 from annattn.report.models import errors
@@ -140,13 +139,8 @@ def make_results(parts: dict[str, Any], machine: dict[str, Any] | None = None) -
 def read_results(path: Path) -> dict[str, Any]:
     """The results in a file that `annattn demo` wrote; anything else is refused."""
     expected = "the results file of `annattn demo`"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError("results", given=str(path), expected="a file that exists") from None
-    except (OSError, ValueError, RecursionError) as wrong:
-        raise InputError("results", given=str(path), expected=expected, hint=str(wrong)) from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    found = read_json(path, "results", expected)
+    if found.get("format") != FORMAT:
         raise InputError("results", given=f"{path} in another format", expected=expected)
     if "machine" not in found or not any(name in found for name in PARTS):
         given = f"{path} without a machine and a part that was measured"

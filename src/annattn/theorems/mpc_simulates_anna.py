@@ -14,17 +14,7 @@ from annattn.compiler import Anna, Transformer
 from annattn.compiler.collision_layer import CollisionShape
 from annattn.lsh import Hasher, Hyperplane
 from annattn.theorems.integers import integer_transformer
-from annattn.theorems.mpc_simulates_ema import (
-    HEADS,
-    as_protocol,
-    at,
-    built_bounds,
-    head_width,
-    machines_bound,
-    planned_sizes,
-    rounds_bound,
-    run_both,
-)
+from annattn.theorems.mpc_simulates_ema import HEADS, head_width, planned_bounds, planned_sizes, run_built
 from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, exponent, silent
 
 __all__ = ["row"]
@@ -73,13 +63,9 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
                 layers = 1 + seed % 2
                 progress(f"N = {n:,}, ε = {epsilon:g}, ε' = {prime:g}, L = {layers}, {seed + 1} of {count}")
                 transformer = anna(n, epsilon, layers, seed)
-                protocol = as_protocol(transformer, n, pair, ROOM)
-                run_both(trials, transformer, protocol, seed)
-                bounds.extend(built_bounds(protocol, transformer, at(n, layers, pair)))
+                bounds.extend(run_built(trials, transformer, n, pair, ROOM, seed))
         sizes = planned_sizes(PLANNED, FAR, lambda n, pair=pair: (_shape(n, pair[0]), int(ROOM * n ** pair[1])))
-        for n, (built, shape, memory) in sizes.items():
-            bounds.append(rounds_bound(built.rounds, 2, shape, n, memory, at(n, 2, pair)))
-            bounds.append(machines_bound(built, shape, n, memory, at(n, 2, pair)))
+        bounds.extend(planned_bounds(sizes, pair))
         what = f"machines/ln N, ε = {epsilon:g}, ε' = {prime:g}"
         machines = [built.machines / math.log(n) for n, (built, _, _) in sizes.items()]
         exponents.append(exponent(what, list(sizes), machines, 1 + epsilon - prime + 3 * quality, "1+ε−ε'+3ρ"))

@@ -34,10 +34,12 @@ __all__ = [
     "layer_rounds",
     "machines_bound",
     "on_machines",
+    "planned_bounds",
     "planned_sizes",
     "rounds_bound",
     "row",
     "run_both",
+    "run_built",
 ]
 
 HEADS, ROOM = 2, 128
@@ -227,13 +229,9 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
             for seed in range(count):
                 layers = 1 + seed % 3
                 transformer = ema(n, epsilon, layers, seed)
-                protocol = as_protocol(transformer, n, pair, ROOM)
-                run_both(trials, transformer, protocol, seed)
-                bounds.extend(built_bounds(protocol, transformer, at(n, layers, pair)))
+                bounds.extend(run_built(trials, transformer, n, pair, ROOM, seed))
         sizes = planned_sizes(PLANNED, FAR, lambda n, pair=pair: (_shape(n, pair[0]), int(ROOM * n ** pair[1])))
-        for n, (built, shape, memory) in sizes.items():
-            bounds.append(rounds_bound(built.rounds, 2, shape, n, memory, at(n, 2, pair)))
-            bounds.append(machines_bound(built, shape, n, memory, at(n, 2, pair)))
+        bounds.extend(planned_bounds(sizes, pair))
         # One kind of sort takes several times the machines of the other: the slope is that of the commoner one.
         samples = sum(built.by_samples for built, _, _ in sizes.values()) > len(sizes) / 2
         machines = {n: built.machines for n, (built, _, _) in sizes.items() if built.by_samples == samples}
@@ -264,6 +262,32 @@ def built_bounds(protocol: TransformerProtocol, transformer: Transformer, at: st
         exactly("built machines", protocol.limits.machines, built.machines, "formula", at),
         rounds_bound(protocol.rounds, layers, shape, n, memory, at),
         machines_bound(built, shape, n, memory, at),
+    ]
+
+
+def run_built(
+    trials: Trials, transformer: Transformer, n: int, pair: tuple[float, float], room: int, seed: int
+) -> list[Bound]:
+    """Build the transformer's protocol, run both, and hold what was built to the bounds.
+
+    >>> trials, model = Trials(), ema(256, 1 / 4, 1, seed=0)
+    >>> all(bound.holds for bound in run_built(trials, model, 256, (1 / 4, 3 / 4), ROOM, seed=0)), trials.equal
+    (True, 1)
+    """
+    protocol = as_protocol(transformer, n, pair, room)
+    run_both(trials, transformer, protocol, seed)
+    return built_bounds(protocol, transformer, at(n, transformer.sizes.layers, pair))
+
+
+def planned_bounds(sizes: dict[int, tuple[Built, CollisionShape, int]], pair: tuple[float, float]) -> list[Bound]:
+    """The bounds on rounds and machines of all `planned_sizes`, which are of two layers."""
+    return [
+        bound
+        for n, (built, shape, memory) in sizes.items()
+        for bound in (
+            rounds_bound(built.rounds, 2, shape, n, memory, at(n, 2, pair)),
+            machines_bound(built, shape, n, memory, at(n, 2, pair)),
+        )
     ]
 
 

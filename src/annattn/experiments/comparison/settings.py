@@ -117,14 +117,30 @@ def _hopping(layers: int) -> dict[str, Any]:
 
 
 def _tasks(
-    steps: dict[str, int], sizes: dict[str, dict[str, Any]], batches: dict[str, int], seeds: dict[str, int]
+    *,
+    steps: dict[str, int],
+    other_steps: int,
+    sizes: dict[str, dict[str, Any]],
+    lengths: dict[str, int],
+    batches: dict[str, int],
+    seeds: dict[str, int],
 ) -> dict[str, ComparedTask]:
-    """The seven tasks, in the order in which they run; sizes, batches, steps and seeds by name."""
+    """The seven tasks, in the order in which they run; what belongs to one of them by its name.
+
+    Sizes are the options of a task, or only its length where all profiles have the same letters and hops.
+    """
+    sizes = sizes | {
+        "induction": {"n": lengths["induction"], "letters": 4},
+        "k_hop": {"n": lengths["k_hop"], "letters": 4, "hops": 4},
+        "k_hop_16": {"n": lengths["k_hop_16"], "letters": 4, "hops": 16},
+    }
 
     def made(name: str, title: str, task: str, layers: int, is_causal: bool, model: dict[str, Any]) -> ComparedTask:
         hops = {"k_hop": {f"k_hop_{k}": k for k in range(1, 5)}, "k_hop_16": {"k_hop_16": 16}}.get(name, {})
         batch, runs = batches.get(name, 32), seeds.get(name, 1)
-        return ComparedTask(title, task, sizes[name], layers, steps[name], batch, is_causal, model, hops, runs)
+        return ComparedTask(
+            title, task, sizes[name], layers, steps.get(name, other_steps), batch, is_causal, model, hops, runs
+        )
 
     listops = "ListOps" if "n" not in sizes["listops"] else f"ListOps below {sizes['listops']['n']}"
     return {
@@ -140,24 +156,15 @@ def _tasks(
 
 _SMALL = Profile(
     _tasks(
-        steps={
-            "match2": 400,
-            "induction": 200,
-            "recall": 200,
-            "sum": 150,
-            "listops": 150,
-            "k_hop": 200,
-            "k_hop_16": 60,
-        },
+        steps={"match2": 400, "sum": 150, "listops": 150, "k_hop_16": 60},
+        other_steps=200,
         sizes={
             "match2": {"n": 16, "modulus": 17},
-            "induction": {"n": 32, "letters": 4},
             "recall": {"n": 32, "pairs": 8, "keys": 64, "values": 16},
             "sum": {"n": 16, "largest": 5},
-            "k_hop": {"n": 32, "letters": 4, "hops": 4},
             "listops": {"n": 32, "longer_than": 8},
-            "k_hop_16": {"n": 80, "letters": 4, "hops": 16},
         },
+        lengths={"induction": 32, "k_hop": 32, "k_hop_16": 80},
         batches={"k_hop": 16, "induction": 16, "recall": 16, "k_hop_16": 4},
         seeds={},
     ),
@@ -166,48 +173,30 @@ _SMALL = Profile(
 )
 _QUICK = Profile(
     _tasks(
-        steps={
-            "match2": 1000,
-            "induction": 600,
-            "recall": 500,
-            "sum": 500,
-            "k_hop": 800,
-            "listops": 500,
-            "k_hop_16": 300,
-        },
+        steps={"match2": 1000, "induction": 600, "k_hop": 800, "k_hop_16": 300},
+        other_steps=500,
         sizes={
             "match2": {"n": 32, "modulus": 37},
-            "induction": {"n": 64, "letters": 4},
             "recall": {"n": 64, "pairs": 16, "keys": 128, "values": 32},
             "sum": {"n": 32, "largest": 5},
-            "k_hop": {"n": 64, "letters": 4, "hops": 4},
             "listops": {"n": 100, "longer_than": 25},
-            "k_hop_16": {"n": 100, "letters": 4, "hops": 16},
         },
+        lengths={"induction": 64, "k_hop": 64, "k_hop_16": 100},
         batches={"k_hop": 16, "induction": 16, "recall": 16, "k_hop_16": 8},
         seeds={},
     ),
 )
 _FULL = Profile(
     _tasks(
-        steps={
-            "match2": 3000,
-            "induction": 2000,
-            "recall": 2000,
-            "sum": 2000,
-            "k_hop": 2000,
-            "listops": 600,
-            "k_hop_16": 2000,
-        },
+        steps={"match2": 3000, "listops": 600},
+        other_steps=2000,
         sizes={
             "match2": {"n": 32, "modulus": 37},
-            "induction": {"n": 100, "letters": 4},
             "recall": {"n": 256, "pairs": 64, "keys": 4096, "values": 64},
             "sum": {"n": 64, "largest": 9},
-            "k_hop": {"n": 100, "letters": 4, "hops": 4},
             "listops": {},
-            "k_hop_16": {"n": 200, "letters": 4, "hops": 16},
         },
+        lengths={"induction": 100, "k_hop": 100, "k_hop_16": 200},
         batches={"recall": 16, "listops": 16, "k_hop_16": 16},
         seeds={"match2": 3, "induction": 3, "recall": 3, "sum": 3, "k_hop": 3},
     ),

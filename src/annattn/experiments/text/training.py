@@ -10,18 +10,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from annattn.checks import require_count, require_number
 from annattn.data import Text
 from annattn.errors import InputError
 from annattn.experiments.text.model import TextConfig, TextModel
 from annattn.experiments.text.needles import plant_twice
-from annattn.experiments.training import Progress
-from annattn.files import held, write_json, write_text
+from annattn.experiments.training import Progress, write_run
+from annattn.files import held, write_json
 from annattn.interrupts import between_steps
 from annattn.lsh import Hyperplane
-from annattn.nn.checkpoint import check_tensors, read_tensors, write_tensors
+from annattn.nn.checkpoint import check_tensors, read_moments, read_tensors, write_tensors
 from annattn.seeds import check_seed, derive_seed
 
 __all__ = ["TextRecipe", "load_text_model", "save_text_model", "train_text"]
@@ -170,12 +169,7 @@ class _Run:
         """Write the state, each file whole or not at all; the weights know their step."""
         if self.folder is None:
             return
-        state = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        for index, values in self.optimiser.state_dict()["state"].items():
-            state |= {f"adam.{index}.{name}": torch.as_tensor(value) for name, value in values.items()}
-        write_tensors(state | {"step": torch.tensor(self.step)}, self.folder / "state.safetensors")
-        write_text("\n".join(self.log) + "\n", self.folder / "log.csv")
-        write_json(self.about, self.folder / "run.json")
+        write_run(self.folder, self.model, self.optimiser, self.step, self.log, self.about)
         if self.step == self.recipe.steps:
             save_text_model(self.model, self.folder / "model", notes=self.about)
 
@@ -190,12 +184,7 @@ class _Run:
         check_tensors(self.model, weights, str(folder))
         self.model.load_state_dict(weights)
         self.step = int(state["step"])
-        adam: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in state.items():
-            if name.startswith("adam."):
-                _, index, rest = name.split(".")
-                adam.setdefault(int(index), {})[rest] = tensor
-        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": adam})
+        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": read_moments(state)})
         lines = (folder / "log.csv").read_text().splitlines()
         self.log = lines[:1] + [line for line in lines[1:] if int(line.split(",")[0]) <= self.step]
 

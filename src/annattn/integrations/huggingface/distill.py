@@ -19,7 +19,7 @@ from annattn.files import write_json
 from annattn.integrations.huggingface.convert import convert
 from annattn.integrations.huggingface.paragraphs import Paragraphs, halves
 from annattn.interrupts import between_steps
-from annattn.nn.checkpoint import read_tensors, write_attention, write_tensors
+from annattn.nn.checkpoint import moments_of, read_moments, read_tensors, write_attention, write_tensors
 
 __all__ = ["Distillation", "Scores", "Step", "distill", "embed", "embed_halves", "load_teacher", "scores"]
 
@@ -184,10 +184,8 @@ def _schedule(step: int, steps: int) -> float:
 
 def _save(folder: Path, task: Distillation, student: Any, optimizer: Any, step: int, spent: float) -> None:
     tensors = {f"student.{name}": tensor for name, tensor in student.state_dict().items()}
-    for number, moments in optimizer.state_dict()["state"].items():
-        tensors |= {f"adam.{number}.{name}": torch.as_tensor(value) for name, value in moments.items()}
     # A copy each: tied weights share memory, which safetensors refuses.
-    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    tensors = {name: tensor.clone() for name, tensor in (tensors | moments_of(optimizer)).items()}
     tensors |= {"step": torch.tensor(step), "cpu_seconds": torch.tensor(spent)}
     write_tensors(tensors, folder / "state.safetensors")
     write_json(task.written(), folder / "task.json")
@@ -206,14 +204,9 @@ def _restore(folder: Path, task: Distillation, student: Any, optimizer: Any) -> 
         )
     tensors = read_tensors(folder / "state.safetensors")
     weights = {name.removeprefix("student."): x for name, x in tensors.items() if name.startswith("student.")}
-    moments: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith("adam."):
-            _, number, rest = name.split(".")
-            moments.setdefault(int(number), {})[rest] = tensor
     try:
         student.load_state_dict(weights)
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": read_moments(tensors)})
         return int(tensors["step"]), float(tensors["cpu_seconds"])
     except (RuntimeError, KeyError, ValueError) as wrong:
         raise InputError(f"{folder}/state.safetensors", given="another model", expected="the student's") from wrong

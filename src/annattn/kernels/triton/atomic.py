@@ -10,7 +10,7 @@ from torch import Tensor
 from annattn.kernels.codes import heads_and_shares
 from annattn.kernels.interface import SumInputs
 from annattn.kernels.triton.launch import COLUMNS, kernel, launch, pieces
-from annattn.kernels.triton.sums import accumulator, place_of
+from annattn.kernels.triton.sums import accumulator, place_of, tile_of
 
 __all__ = ["add_atomically", "has_room"]
 
@@ -58,9 +58,8 @@ def _fill(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Add every source to the row of its bucket in every table."""
-    programs = tl.cdiv(m * share, ROWS)
-    group = (tl.program_id(0) // programs).to(tl.int64)
-    row = (tl.program_id(0) % programs) * ROWS + tl.arange(0, ROWS)
+    group, first = tile_of(m * share, ROWS)
+    row = first + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     at = place_of(group, row, heads, share, m, 0, of_batch, of_head, of_row)
     part = (row < m * share)[:, None] & (column < width)[None, :]
@@ -81,9 +80,8 @@ def _read(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Add up, for every target, the rows of its buckets."""
-    programs = tl.cdiv(n * share, ROWS)
-    group = (tl.program_id(0) // programs).to(tl.int64)
-    row = (tl.program_id(0) % programs) * ROWS + tl.arange(0, ROWS)
+    group, first = tile_of(n * share, ROWS)
+    row = first + tl.arange(0, ROWS)
     inside = row < n * share
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     at = place_of(group, row, heads, share, n, 0, code_batch, code_head, code_row)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from annattn.kernels.interface import BandInputs
 from annattn.kernels.triton.launch import COLUMNS, kernel, launch, pieces
-from annattn.kernels.triton.sums import place_of
+from annattn.kernels.triton.sums import place_of, tile_of
 
 __all__ = ["attend_band", "band_gradient"]
 
@@ -147,10 +147,8 @@ def _attend(
     ROWS: tl.constexpr, KEYS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Outputs and log-sums of some queries, by a running maximum."""
-    tiles = tl.cdiv(n * share, ROWS)
-    group = (tl.program_id(0) // tiles).to(tl.int64)
+    group, first = tile_of(n * share, ROWS)
     batch = group // heads
-    first = (tl.program_id(0) % tiles) * ROWS
     row = first + tl.arange(0, ROWS)
     inside = row < n * share
     q = query + place_of(group, row, heads, share, n, 0, q_batch, q_head, q_row)
@@ -217,10 +215,8 @@ def _turn_queries(
     ROWS: tl.constexpr, KEYS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """dq_i = scale Σ_j ds_ij k_j, for some queries and columns."""
-    tiles = tl.cdiv(n * share, ROWS)
-    group = (tl.program_id(0) // tiles).to(tl.int64)
+    group, first = tile_of(n * share, ROWS)
     batch = group // heads
-    first = (tl.program_id(0) % tiles) * ROWS
     row = first + tl.arange(0, ROWS)
     inside = row < n * share
     q = query + place_of(group, row, heads, share, n, 0, q_batch, q_head, q_row)
@@ -263,10 +259,8 @@ def _turn_keys(
     ROWS: tl.constexpr, KEYS: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """dk_j = scale Σ_i ds_ij q_i and dv_j = Σ_i w_ij g_i, for some keys and columns."""
-    tiles = tl.cdiv(m, KEYS)
-    group = (tl.program_id(0) // tiles).to(tl.int64)
+    group, first = tile_of(m, KEYS)
     batch = group // heads
-    first = (tl.program_id(0) % tiles) * KEYS
     at = first + tl.arange(0, KEYS)
     key += batch * k_batch + (group % heads) * k_head
     value += batch * v_batch + (group % heads) * v_head

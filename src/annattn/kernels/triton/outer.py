@@ -15,7 +15,7 @@ from torch import Tensor
 from annattn.kernels.codes import heads_and_shares
 from annattn.kernels.interface import GradientInputs, Order, SumInputs
 from annattn.kernels.triton.launch import kernel, launch, pieces
-from annattn.kernels.triton.sums import accumulator, find_buckets, sort_rows
+from annattn.kernels.triton.sums import accumulator, find_buckets, sort_rows, tile_of
 from annattn.lsh.rows import directions_and_lengths
 
 __all__ = ["constant_gradient"]
@@ -102,9 +102,7 @@ def _add_turns(
 ):  # fmt: skip
     """Add one table's terms to the targets whose buckets begin in one window of the sorted ones."""
     rows = n * share
-    windows = tl.cdiv(rows, WINDOW)
-    group = (tl.program_id(0) // windows).to(tl.int64)
-    begin = (tl.program_id(0) % windows) * WINDOW
+    group, begin = tile_of(rows, WINDOW)
     codes += group * rows
     targets += group * rows
     first += group * rows

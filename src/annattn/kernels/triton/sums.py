@@ -17,7 +17,7 @@ from annattn.kernels.codes import heads_and_shares
 from annattn.kernels.interface import NOT_FOUND, Order, SumInputs
 from annattn.kernels.triton.launch import COLUMNS, kernel, launch, pieces
 
-__all__ = ["Buckets", "accumulator", "bucket_sums", "find_buckets", "newest", "place_of", "sort_rows"]
+__all__ = ["Buckets", "accumulator", "bucket_sums", "find_buckets", "newest", "place_of", "sort_rows", "tile_of"]
 
 _TILE = 64  # rows that are added up one after the other
 _TILES = 8  # tiles of a program
@@ -147,6 +147,13 @@ def newest(target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
 
 
 @triton.jit
+def tile_of(rows, tile):
+    """Of which group of so many rows this program has a tile, and the row at which that begins."""
+    tiles = tl.cdiv(rows, tile)
+    return (tl.program_id(0) // tiles).to(tl.int64), (tl.program_id(0) % tiles) * tile
+
+
+@triton.jit
 def place_of(group, row, heads, share, n, reverse, of_batch, of_head, of_row):
     """Where a row of a group, numbered by time and head, begins in a tensor (batch, heads · share, n, …)."""
     time = row // share
@@ -204,9 +211,7 @@ def _add_rows(
     TILE: tl.constexpr, TILES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Sums along each bucket that begin anew with every tile of rows."""
-    programs = tl.cdiv(rows, TILE * TILES)
-    line = (tl.program_id(0) // programs).to(tl.int64)
-    start = (tl.program_id(0) % programs) * TILE * TILES
+    line, start = tile_of(rows, TILE * TILES)
     tile = start + tl.arange(0, TILES) * TILE
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     codes += line * rows
@@ -238,9 +243,7 @@ def _add_tiles(
     TILES: tl.constexpr, BELOW: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Sums of the sums at the ends of the tiles below, along buckets that span whole tiles."""
-    programs = tl.cdiv(rows_here, tile * TILES)
-    line = (tl.program_id(0) // programs).to(tl.int64)
-    start = (tl.program_id(0) % programs) * tile * TILES
+    line, start = tile_of(rows_here, tile * TILES)
     begin = start + tl.arange(0, TILES) * tile
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     codes += line * rows
@@ -265,9 +268,8 @@ def _read_sums(
     TILE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Add to every target's total what lies at the end of its range, over all tables."""
-    programs = tl.cdiv(n * share, ROWS)
-    group = (tl.program_id(0) // programs).to(tl.int64)
-    row = (tl.program_id(0) % programs) * ROWS + tl.arange(0, ROWS)
+    group, start = tile_of(n * share, ROWS)
+    row = start + tl.arange(0, ROWS)
     inside = row < n * share
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     part = (column < width)[None, :]
