@@ -9,7 +9,7 @@ from torch import Tensor
 from annattn.attention import reference
 from annattn.attention.inputs import check_inputs
 from annattn.attention.manners import torch_arguments
-from annattn.attention.mechanism import Attend, Gradient, Mechanism, TrainableConfig, drawn_options
+from annattn.attention.mechanism import Attend, Gradient, Mechanism, TrainableConfig
 from annattn.attention.packed import Documents, packed
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Packing, Queries, Values
 from annattn.checks import require_choice
@@ -151,4 +151,4 @@ class AnnaConfig(TrainableConfig):
         )
 
 
-MECHANISM = Mechanism(anna_attention, anna_weights, AnnaConfig, drawn_options)
+MECHANISM = Mechanism(anna_attention, anna_weights, AnnaConfig, AnnaConfig.options)

@@ -7,15 +7,7 @@ from torch import Tensor
 
 from annattn.attention import reference
 from annattn.attention.anna import anna_weights
-from annattn.attention.mechanism import (
-    Attend,
-    ExpectedConfig,
-    HashedConfig,
-    Mechanism,
-    angular,
-    drawn_options,
-    expected_options,
-)
+from annattn.attention.mechanism import Attend, ExpectedConfig, HashedConfig, Mechanism, angular
 from annattn.attention.pairs import ExpectedPairs, SampledPairs, expected_pairs, sampled_pairs, with_noise
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.lsh import Hasher, HashFamily
@@ -135,6 +127,10 @@ class SampledCollisionConfig(HashedConfig):
 
 
 EXPECTED = Mechanism(
-    expected_collision_attention, expected_collision_weights, ExpectedCollisionConfig, expected_options, by_angle=True
+    expected_collision_attention,
+    expected_collision_weights,
+    ExpectedCollisionConfig,
+    ExpectedConfig.options,
+    by_angle=True,
 )
-SAMPLED = Mechanism(sampled_collision_attention, anna_weights, SampledCollisionConfig, drawn_options)
+SAMPLED = Mechanism(sampled_collision_attention, anna_weights, SampledCollisionConfig, HashedConfig.options)

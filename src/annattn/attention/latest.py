@@ -9,16 +9,7 @@ from torch import Tensor
 
 from annattn.attention import reference
 from annattn.attention.latest_match import latest_match_weights
-from annattn.attention.mechanism import (
-    Attend,
-    Causal,
-    ExpectedConfig,
-    HashedConfig,
-    Mechanism,
-    angular,
-    drawn_options,
-    expected_options,
-)
+from annattn.attention.mechanism import Attend, Causal, ExpectedConfig, HashedConfig, Mechanism, angular
 from annattn.attention.pairs import expected_pairs, sampled_pairs, with_noise
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.lsh import Hasher, HashFamily
@@ -132,6 +123,6 @@ class SampledLatestConfig(HashedConfig):
 
 
 EXPECTED = Mechanism(
-    expected_latest_attention, expected_latest_weights, ExpectedLatestConfig, expected_options, by_angle=True
+    expected_latest_attention, expected_latest_weights, ExpectedLatestConfig, ExpectedConfig.options, by_angle=True
 )
-SAMPLED = Mechanism(sampled_latest_attention, latest_match_weights, SampledLatestConfig, drawn_options)
+SAMPLED = Mechanism(sampled_latest_attention, latest_match_weights, SampledLatestConfig, HashedConfig.options)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from annattn.attention import reference
 from annattn.attention.inputs import accumulator, check_hasher, check_inputs, hash_inputs
-from annattn.attention.mechanism import Attend, Causal, Gradient, Mechanism, TrainableConfig, drawn_options
+from annattn.attention.mechanism import Attend, Causal, Gradient, Mechanism, TrainableConfig
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.kernels import Order, nan_targets, newest, newest_attention
 from annattn.lsh import Hasher
@@ -76,4 +76,4 @@ class LatestMatchConfig(TrainableConfig):
         )
 
 
-MECHANISM = Mechanism(latest_match_attention, latest_match_weights, LatestMatchConfig, drawn_options)
+MECHANISM = Mechanism(latest_match_attention, latest_match_weights, LatestMatchConfig, LatestMatchConfig.options)

@@ -29,8 +29,6 @@ __all__ = [
     "SeededConfig",
     "TrainableConfig",
     "angular",
-    "drawn_options",
-    "expected_options",
 ]
 
 Attend = Callable[[Tensor, Tensor, Tensor, bool, Tensor | None], Tensor]
@@ -120,6 +118,11 @@ class HashedConfig(SeededConfig):
             object.__setattr__(self, name, require_count(name, getattr(self, name), most=_LARGEST))
         object.__setattr__(self, "seed", check_seed(self.seed))
 
+    @staticmethod
+    def options(dim: int) -> dict[str, Any]:
+        """Sensible options of the function, for `Mechanism`."""
+        return {"hasher": Hyperplane(dim).sample(tables=8, hashes=4)}
+
     def hasher(self, head_dim: int, layer: int, seed: int | None) -> Hasher:
         """The hash functions of one layer."""
         drawn = self.layer_seed(layer, seed)
@@ -148,15 +151,10 @@ class ExpectedConfig(AttentionConfig):
         angular(self.family, 2)
         object.__setattr__(self, "hashes", require_count("hashes", self.hashes))
 
-
-def drawn_options(dim: int) -> dict[str, Any]:
-    """Sensible options of a mechanism with hash functions, for `Mechanism`."""
-    return {"hasher": Hyperplane(dim).sample(tables=8, hashes=4)}
-
-
-def expected_options(dim: int) -> dict[str, Any]:
-    """Sensible options of a mechanism by collision probabilities, for `Mechanism`."""
-    return {"family": Hyperplane(dim), "hashes": 4}
+    @staticmethod
+    def options(dim: int) -> dict[str, Any]:
+        """Sensible options of the function, for `Mechanism`."""
+        return {"family": Hyperplane(dim), "hashes": 4}
 
 
 @dataclass(frozen=True)

@@ -48,16 +48,10 @@ class BucketCache:
     """
 
     def __init__(
-        self,
-        hasher: Hasher,
-        *,
-        value_dim: int,
-        batch: int = 1,
-        heads: int = 1,
-        dtype: torch.dtype | None = None,
-        mechanism: Literal["anna", "latest_match"] = "anna",
-        history: int = 32,
-    ) -> None:
+        self, hasher: Hasher, *,
+        value_dim: int, batch: int = 1, heads: int = 1, dtype: torch.dtype | None = None,
+        mechanism: Literal["anna", "latest_match"] = "anna", history: int = 32,
+    ) -> None:  # fmt: skip
         require_choice("mechanism", mechanism, ("anna", "latest_match"))
         if not isinstance(hasher, Hasher):
             check_hasher(hasher, torch.empty(0))

@@ -16,14 +16,15 @@ from torch import Tensor
 from annattn.errors import InputError
 from annattn.experiments.ranks import Ranks
 from annattn.experiments.recipe import Recipe, read_recipe, write_recipe
-from annattn.files import held, write_json, write_text
+from annattn.experiments.run_files import write_run
+from annattn.files import held, write_json
 from annattn.interrupts import between_steps
 from annattn.nn import Transformer
-from annattn.nn.checkpoint import check_tensors, moments_of, read_moments, read_tensors, save_model, write_tensors
+from annattn.nn.checkpoint import check_tensors, read_moments, read_tensors, save_model
 from annattn.seeds import check_seed
 from annattn.tasks import Batch
 
-__all__ = ["Progress", "train", "write_run"]
+__all__ = ["Progress", "train"]
 
 
 @dataclass(frozen=True)
@@ -35,24 +36,6 @@ class Progress:
     loss: float
     error: float
     seconds: float
-
-
-def write_run(
-    folder: Path,
-    model: torch.nn.Module,
-    optimiser: torch.optim.Optimizer,
-    step: int,
-    log: list[str],
-    about: dict[str, Any],
-) -> None:
-    """Write the state of a run, each file whole or not at all: `state.safetensors`, `log.csv` and last `run.json`.
-
-    The step is in the same file as the weights, so no kill can separate them.
-    """
-    state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    write_tensors(state | moments_of(optimiser) | {"step": torch.tensor(step)}, folder / "state.safetensors")
-    write_text("\n".join(log) + "\n", folder / "log.csv")
-    write_json(about, folder / "run.json")
 
 
 def train(

@@ -49,16 +49,10 @@ def lengths(longest: int, shortest: int = 1024) -> list[int]:
 
 
 def measure_speed(
-    sizes: Sequence[int],
-    *,
-    tables: int = 8,
-    hashes: int = 8,
-    dim: int = 64,
-    heads: int = 1,
-    batch: int = 1,
-    seed: int = 0,
+    sizes: Sequence[int], *,
+    tables: int = 8, hashes: int = 8, dim: int = 64, heads: int = 1, batch: int = 1, seed: int = 0,
     progress: Progress = silent,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Median seconds of each contender at each length. A few of its outputs are checked before it is timed.
 
     The contenders take turns at each length, so that whatever else the machine does affects all of them.

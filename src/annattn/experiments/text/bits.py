@@ -45,16 +45,10 @@ def recall_hits(rows: NDArray[np.int64], *, gram: int = _GRAM, beyond: int = _BE
 
 @torch.no_grad()
 def bits_of(
-    model: TextModel,
-    text: Text,
-    split: str,
-    *,
-    length: int = 512,
-    count: int = 128,
-    seed: int = 1,
-    block: int = 16_384,
+    model: TextModel, text: Text, split: str, *,
+    length: int = 512, count: int = 128, seed: int = 1, block: int = 16_384,
     report: Callable[[int], None] | None = None,
-) -> Bits:
+) -> Bits:  # fmt: skip
     """Measure on `count` excerpts of `length` bytes, each read from its beginning, of the split.
 
     Args:

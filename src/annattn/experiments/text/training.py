@@ -14,9 +14,10 @@ import torch
 from annattn.checks import require_count, require_number
 from annattn.data import Text
 from annattn.errors import InputError
+from annattn.experiments.run_files import write_run
 from annattn.experiments.text.model import TextConfig, TextModel
 from annattn.experiments.text.needles import plant_twice
-from annattn.experiments.training import Progress, write_run
+from annattn.experiments.training import Progress
 from annattn.files import held, write_json
 from annattn.interrupts import between_steps
 from annattn.lsh import Hyperplane
