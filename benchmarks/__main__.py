@@ -89,7 +89,7 @@ def tables(times: dict[str, dict[int, float]], figures: list[Figure], console: C
     if figures:
         table = Table("case", "goal", "measured", "reached", title="Figures")
         for figure in figures:
-            table.add_row(figure.case, figure.asked, figure.measured, "yes" if figure.reached else "no")
+            table.add_row(figure.case, figure.goal, figure.measured, "yes" if figure.reached else "no")
         console.print(table)
 
 

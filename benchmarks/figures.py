@@ -17,14 +17,14 @@ LARGE = 1_048_576
 @dataclass(frozen=True)
 class Figure:
     case: str
-    asked: str
+    goal: str
     measured: str
     reached: bool
 
 
 def _ratio(case: str, value: float, bound: float, *, at_least: bool) -> Figure:
-    asked = f"≥ {bound:g} ×" if at_least else f"≤ {bound:g} ×"
-    return Figure(case, asked, f"{value:.3g} ×", value >= bound if at_least else value <= bound)
+    goal = f"≥ {bound:g} ×" if at_least else f"≤ {bound:g} ×"
+    return Figure(case, goal, f"{value:.3g} ×", value >= bound if at_least else value <= bound)
 
 
 def one_head() -> list[Figure]:

@@ -29,7 +29,7 @@ def column_rounds(inverse: float) -> int:
 
 
 def main() -> None:
-    """Print the table and the fit; draw them if asked."""
+    """Print the table and the fit; draw them with `--plot`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plot", metavar="FILE")
     options = parser.parse_args()
