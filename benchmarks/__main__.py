@@ -8,6 +8,7 @@ Examples:
 """
 
 import argparse
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from annattn.drawing import Axis, Line, chart, write_figure
 from annattn.files import write_json
 from annattn.measure import describe_machine, faster_from, median_seconds
 from benchmarks.contenders import CONTENDERS
@@ -52,29 +54,31 @@ def crossover(times: dict[str, dict[int, float]]) -> int | None:
 
 def plot(times: dict[str, dict[int, float]], memory: dict[str, dict[int, int]], folder: Path) -> None:
     """Time and peak memory against n, on logarithmic axes."""
-    import matplotlib.pyplot as plt
-
     for title, unit, data, scale in (
         ("Time of one head, dim 64", "milliseconds", times, 1e3),
         ("Extra peak memory of one head, dim 64", "MiB", memory, 2.0**-20),
     ):
-        figure, axes = plt.subplots(figsize=(6.4, 5.6), layout="constrained")
-        for name, by_length in data.items():
-            if by_length:
-                style = "k--" if name == "floor" else "o-"
-                axes.loglog(
-                    list(by_length),
-                    [v * scale for v in by_length.values()],
-                    style,
-                    label=CONTENDERS[name].label,
-                    markersize=4,
-                )
-        axes.set(xlabel="tokens", ylabel=unit, title=title)
-        axes.grid(True, which="major", alpha=0.3)
-        figure.legend(fontsize=10, loc="outside lower center", ncols=2, frameon=False)
-        figure.savefig(folder / f"{unit}.svg")
-        figure.savefig(folder / f"{unit}.png", dpi=120)
-        plt.close(figure)
+        lines = [
+            Line(
+                CONTENDERS[name].label,
+                [(n, value * scale) for n, value in by_length.items()],
+                kind="accent" if name == "anna" else "faint" if name == "floor" else "plain",
+            )
+            for name, by_length in data.items()
+            if by_length
+        ]
+        every = [point for line in lines for point in line.points]
+        low, high = (round(pick(math.log10(y) for _, y in every)) for pick in (min, max))
+        lengths = sorted({n for n, _ in every})
+        x = Axis("tokens", [(n, f"{n:,}") for n in lengths], log=True)
+        ticks = [(10.0**k, f"{10.0**k:g}" if k < 0 else f"{10**k:,}") for k in range(low - 1, high + 2)]
+        y = Axis(f"{title}, {unit}", ticks, log=True)
+        write_figure(
+            lambda theme, lines=lines, x=x, y=y, title=title: chart(
+                lines, x, y, title=title, description="", width=860, height=460, theme=theme
+            ),
+            folder / f"{unit}.svg",
+        )
 
 
 def tables(times: dict[str, dict[int, float]], figures: list[Figure], console: Console) -> None:

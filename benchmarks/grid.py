@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import annattn as aa
+from annattn.drawing import heat, write_figure
 from annattn.files import write_json
 from annattn.lsh import Hyperplane
 from annattn.measure import describe_machine
@@ -154,28 +155,22 @@ def measure(shape: Shape) -> dict[str, dict[str, float]]:
 
 
 def draw(results: list[dict], path: Path) -> None:
-    """The ratios as a heat map, shape by column; blue where ANNA is faster, red where it is not, white at 1."""
-    import matplotlib.pyplot as plt
-
+    """The ratios as a heat map, shape by column; blue where ANNA is faster, orange where it is not."""
     ratios = [[one["columns"][name]["ratio"] for name in COLUMNS] for one in results]
-    figure, axes = plt.subplots(figsize=(7.6, 0.5 * len(results) + 1.6), layout="constrained")
-    shown = axes.imshow([[math.log2(r) for r in row] for row in ratios], cmap="RdBu", vmin=-5, vmax=5, aspect="auto")
-    for y, row in enumerate(ratios):
-        for x, ratio in enumerate(row):
-            colour = "white" if abs(math.log2(ratio)) > 3 else "black"
-            weight = "bold" if ratio < 1 else "normal"
-            text = f"{ratio:.2g} ×" if ratio < 10 else f"{ratio:.0f} ×"
-            axes.text(x, y, text, ha="center", va="center", color=colour, weight=weight)
-    axes.set_xticks(range(len(COLUMNS)), COLUMNS)
-    axes.set_yticks(range(len(results)), [Shape(**one["shape"]).label for one in results])
-    axes.set_title("How many times faster than softmax attention", fontsize=11)
-    axes.set_ylabel("batch × heads × tokens × dim, tables × hashes")
-    axes.tick_params(length=0)
-    bar = figure.colorbar(shown, ticks=[-5, -2.5, 0, 2.5, 5], shrink=0.9)
-    bar.ax.set_yticklabels(["1/32", "1/6", "1: the crossing", "6", "32"])
-    figure.savefig(path.with_suffix(".svg"))
-    figure.savefig(path.with_suffix(".png"), dpi=120)
-    plt.close(figure)
+    write_figure(
+        lambda theme: heat(
+            ratios,
+            [Shape(**one["shape"]).label for one in results],
+            [name.replace(" + ", " +\n") for name in COLUMNS],
+            words=lambda ratio: f"{ratio:.2g} ×" if ratio < 10 else f"{ratio:.0f} ×",
+            shade=lambda ratio: math.log2(ratio) / 5,
+            title="How many times as fast as softmax attention; below 1 in the other colour",
+            row_label="batch × heads × tokens × dim, tables × hashes",
+            column_label="",
+            theme=theme,
+        ),
+        path.with_suffix(".svg"),
+    )
 
 
 def main() -> None:

@@ -6,9 +6,11 @@ is computed; nothing of that size runs.
 
 import argparse
 from math import ceil, log
+from pathlib import Path
 
 import numpy as np
 
+from annattn.drawing import Axis, Line, chart, write_figure
 from annattn.mpc.parts.samplesort import plan_samplesort
 
 BITS = 200
@@ -40,17 +42,19 @@ def main() -> None:
     off = np.abs(np.polyval([slope, start], INVERSE) - sample).max()
     print(f"samplesort: {slope:.2f}/ε {start:+.2f}, off by at most {off:.1f} rounds")
     if options.plot:
-        from matplotlib import pyplot
-
-        figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-        axes.plot(INVERSE, sample, "o", label="samplesort")
-        axes.plot(INVERSE, np.polyval([slope, start], INVERSE), label=f"{slope:.1f}/ε {start:+.1f}")
-        shown = [(x, y) for x, y in zip(INVERSE, column, strict=True) if y <= 256]
-        axes.plot(*zip(*shown, strict=True), "s--", label="columnsort, 4^⌈log_1.5(1/ε)⌉")
-        axes.set(xlabel="1/ε", ylabel="rounds", ylim=(0, 130), title="Sorting N records, N^ε per machine (N = 2^200)")
-        axes.legend()
-        axes.grid(alpha=0.3)
-        figure.savefig(options.plot)
+        fit = [(x, float(np.polyval([slope, start], x))) for x in INVERSE]
+        lines = [
+            Line("samplesort", list(zip(INVERSE, sample, strict=True)), kind="accent"),
+            Line(f"{slope:.1f}/ε {start:+.1f}", fit, kind="faint"),
+            Line("columnsort", [(x, y) for x, y in zip(INVERSE, column, strict=True) if y <= 256], dashed=True),
+        ]
+        x = Axis("1/ε", [(k, f"{k:g}") for k in range(1, 11)])
+        y = Axis(f"rounds to sort N = 2^{BITS} records, N^ε per machine", [(32 * k, f"{32 * k}") for k in range(9)])
+        title = f"Rounds to sort N = 2^{BITS} records, N^ε per machine"
+        write_figure(
+            lambda theme: chart(lines, x, y, title=title, description="", width=760, height=400, theme=theme),
+            Path(options.plot),
+        )
 
 
 if __name__ == "__main__":

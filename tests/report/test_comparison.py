@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from annattn.drawing.chart import Axis
+from annattn.drawing.scatter import Point, _labels, scatter
 from annattn.errors import InputError
 from annattn.experiments.comparison import CONTENDERS, PROFILES, summary
 from annattn.report import page
-from annattn.report.chart import Axis
 from annattn.report.comparison import frontier_chart, panel_columns, panel_points, read_comparison
-from annattn.report.scatter import Point, _labels, scatter
 
 
 @pytest.fixture

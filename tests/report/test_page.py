@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
+from annattn.drawing import Axis, Line, chart
 from annattn.errors import InputError
 from annattn.report import page, read_results, write_file
-from annattn.report.chart import Axis, Line, chart
 from annattn.report.page import headlines, percent
 
 

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,10 +13,11 @@ from rich.table import Column, Table
 
 from annattn.checks import did_you_mean, require_choice, require_count
 from annattn.cli.terminal import Flag, JsonFlag, print_json, print_line, progress_bar, stderr_console, stdout_console
+from annattn.drawing import write_figure
 from annattn.errors import InputError
 from annattn.experiments import Progress as Step
 from annattn.experiments.comparison import PROFILES, Profile, Run, next_runs, read_runs, run_one, summary
-from annattn.files import held, write_json, write_text
+from annattn.files import held, write_json
 from annattn.measure.contender_costs import LENGTHS, contender_costs
 from annattn.report.comparison import error_text, frontier_chart
 
@@ -70,9 +72,9 @@ def compare(
     found = {"profile": profile, **summary(chosen, read_runs(chosen, place)), "costs": costs}
     write_json(found, place / "comparison.json")
     for is_causal, name in ((True, "frontier_causal.svg"), (False, "frontier.svg")):
-        figure = frontier_chart(found, is_causal=is_causal, width=760, standalone=True)
-        if figure is not None:
-            write_text(figure, place / name)
+        draw = partial(frontier_chart, found, is_causal=is_causal, width=760)
+        if draw() is not None:
+            write_figure(lambda theme, draw=draw: draw(theme=theme) or "", place / name)
     if as_json:
         print_json(found)
         return

@@ -1,10 +1,10 @@
 """The paper's two figures from measured errors: lines over tables for Match2, a heat map for induction heads."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from annattn.errors import InputError
+from annattn.drawing import Axis, Line, chart, heat, write_figure
 
 __all__ = ["heat_map", "lines"]
 
@@ -12,26 +12,30 @@ __all__ = ["heat_map", "lines"]
 def lines(
     path: Path, title: str, tables: Sequence[int], series: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str
 ) -> Path:
-    """Mean error over the number of tables, one line per series, with its spread as a band.
+    """Mean error over the number of tables, one line per series, with its spread as a band; the first stands out.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     lines(Path(folder) / "a.svg", "Match2", [1, 2], {"z = 1": [(0.5, 0.1), (0.0, 0.0)]}, x_label="tables").name
     'a.svg'
     """
-    plt = _pyplot()
-    figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
-    colours = plt.get_cmap("viridis")
-    for at, (name, points) in enumerate(series.items()):
-        colour = colours(at / max(1, len(series) - 1) * 0.9)
-        means, spreads = [p[0] for p in points], [p[1] for p in points]
-        axes.plot(tables, means, marker="o", markersize=4, color=colour, label=name)
-        low, high = ([m + sign * s for m, s in zip(means, spreads, strict=True)] for sign in (-1, 1))
-        axes.fill_between(tables, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set(title=title, xlabel=x_label, ylabel="error, mean of the draws", ylim=(-0.02, None), xticks=list(tables))
-    axes.grid(alpha=0.3)
-    axes.legend(title="hashes", frameon=False)
-    return _written(figure, path)
+    first = next(iter(series))
+    drawn = [
+        Line(
+            name,
+            [(n, mean) for n, (mean, _) in zip(tables, points, strict=True)],
+            kind="accent" if name == first else "plain",
+            spread=[spread for _, spread in points] if name == first else (),
+        )
+        for name, points in series.items()
+    ]
+    top = max(mean + spread for points in series.values() for mean, spread in points)
+    step = next(step for step in (0.02, 0.05, 0.1, 0.2, 0.5) if top <= 6 * step)
+    ticks = [(step * k, f"{step * k:g}") for k in range(math.ceil(top / step) + 1)]
+    x, y = Axis(x_label, [(n, str(n)) for n in tables]), Axis(f"{title}: error, mean of the draws", ticks)
+    return write_figure(
+        lambda theme: chart(drawn, x, y, title=title, description=x_label, width=760, height=380, theme=theme), path
+    )
 
 
 def heat_map(
@@ -44,38 +48,18 @@ def heat_map(
     ...     heat_map(Path(folder) / "a.svg", "Induction heads", [32], [4, 8], [[0.2, 0.1]]).name
     'a.svg'
     """
-    plt = _pyplot()
-    size = (1.6 + 0.62 * len(columns), 1.4 + 0.42 * len(rows))
-    figure, axes = plt.subplots(figsize=size, layout="constrained")
     top = max(0.3, max(max(row) for row in errors))
-    image = axes.imshow(errors, cmap="viridis_r", vmin=0, vmax=top, aspect="auto")
-    for i, row in enumerate(errors):
-        for j, error in enumerate(row):
-            dark = error > 0.55 * top
-            axes.text(j, i, f"{error:.3f}", ha="center", va="center", fontsize=8, color="white" if dark else "black")
-    axes.set(title=title, xlabel="tables in layer 2", ylabel="tables in layer 1")
-    axes.set_xticks(range(len(columns)), [str(c) for c in columns])
-    axes.set_yticks(range(len(rows)), [str(r) for r in rows])
-    figure.colorbar(image, label="error, mean of the draws")
-    return _written(figure, path)
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ModuleNotFoundError:
-        raise InputError(
-            "figures", given="no matplotlib", expected="matplotlib installed", hint="pip install 'annattn[report]'"
-        ) from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams["svg.hashsalt"] = "annattn"  # the same picture is the same file
-    return plt
-
-
-def _written(figure: Any, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=120)
-    _pyplot().close(figure)
-    return path
+    return write_figure(
+        lambda theme: heat(
+            errors,
+            [str(row) for row in rows],
+            [str(column) for column in columns],
+            words=lambda error: f"{error:.3f}",
+            shade=lambda error: error / top,
+            title=f"{title}: error, mean of the draws",
+            row_label="tables in layer 1",
+            column_label="tables in layer 2",
+            theme=theme,
+        ),
+        path,
+    )

@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from annattn.drawing import Axis, Point, Theme, scatter
 from annattn.errors import InputError
 from annattn.experiments.comparison import frontier, mean_error
 from annattn.files import read_json
-from annattn.report.chart import Axis
-from annattn.report.scatter import Point, scatter
 
 __all__ = ["PANELS", "error_text", "frontier_chart", "panel_columns", "panel_points", "read_comparison"]
 
@@ -69,9 +68,7 @@ def panel_points(comparison: Mapping[str, Any], *, is_causal: bool) -> dict[str,
     return found
 
 
-def frontier_chart(
-    comparison: Mapping[str, Any], *, is_causal: bool, width: int, standalone: bool = False
-) -> str | None:
+def frontier_chart(comparison: Mapping[str, Any], *, is_causal: bool, width: int, theme: Theme = "page") -> str | None:
     """Mean error against time per token, with the frontier drawn; None before a column of the panel is complete."""
     points = panel_points(comparison, is_causal=is_causal)
     if len(points) < 2:
@@ -101,5 +98,5 @@ def frontier_chart(
         description="On the frontier: " + ", ".join(rows[name]["title"] for name in best) + ".",
         width=width,
         height=430,
-        standalone=standalone,
+        theme=theme,
     )

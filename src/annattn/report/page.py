@@ -7,9 +7,9 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
+from annattn.drawing import Axis, Line, chart
 from annattn.errors import InputError
 from annattn.measure import LABELS
-from annattn.report.chart import Axis, Line, chart
 from annattn.report.comparison import error_text, frontier_chart
 
 __all__ = ["headlines", "page", "percent", "power", "seconds", "times"]

@@ -51,7 +51,7 @@ def planned_runs(profile: Profile) -> Iterator[Run]:
     """The runs that need no result of another: seed 0, the first learning rate of everything first.
 
     >>> from annattn.experiments.comparison.settings import PROFILES
-    >>> runs = list(planned_runs(PROFILES["quick"]))
+    >>> runs = list(planned_runs(PROFILES["full"]))
     >>> runs[0].name, runs[-1].rate
     ('match2/softmax-0.003-0', 0.001)
     """

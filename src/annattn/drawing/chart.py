@@ -1,13 +1,15 @@
-"""Line charts as SVG text; the page's style sheet sets the colours by class."""
+"""Line charts as SVG text."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from html import escape
+
+from annattn.drawing.style import Theme, begin, text
 
 __all__ = ["Axis", "Line", "chart"]
 
 _TOP, _BOTTOM, _GAP, _LETTER = 30, 46, 15, 7.0
+_NEARLY = 0.9  # of the way: lines that end there are named in the margin
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,17 @@ class Line:
     ring: float | None = None
 
 
-def chart(lines: Sequence[Line], x: Axis, y: Axis, *, title: str, description: str, width: int, height: int) -> str:
+def chart(
+    lines: Sequence[Line],
+    x: Axis,
+    y: Axis,
+    *,
+    title: str,
+    description: str,
+    width: int,
+    height: int,
+    theme: Theme = "page",
+) -> str:
     """Lines with their labels at their right ends; `description` is read to those who cannot see the chart.
 
     >>> line = Line("a", [(1, 1), (2, 2)])
@@ -56,31 +68,35 @@ def chart(lines: Sequence[Line], x: Axis, y: Axis, *, title: str, description: s
     >>> chart([line], Axis("x", ticks), Axis("y", ticks), title="t", description="d", width=300, height=200)[:4]
     '<svg'
     """
-    left = 12 + _LETTER * max(len(text) for _, text in y.ticks)
+    left = 12 + _LETTER * max(len(words) for _, words in y.ticks)
     right = width - 14 - _LETTER * max(len(line.label) for line in lines)
     bottom = height - _BOTTOM
 
     def at(point: tuple[float, float]) -> tuple[float, float]:
         return left + (right - left) * x.share(point[0]), bottom - (bottom - _TOP) * y.share(point[1])
 
-    spoken = escape(f"{title}. {description}")
-    parts = [f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{spoken}">']
-    for value, text in y.ticks:
+    parts = [begin(width, height, f"{title}. {description}", theme)]
+    for value, words in y.ticks:
         grid_y = at((x.ticks[0][0], value))[1]
         parts.append(f'<path class="grid" d="M{left:.1f} {grid_y:.1f}H{right:.1f}"/>')
-        parts.append(_text(left - 8, grid_y + 4, text, "end"))
-    every = math.ceil(len(x.ticks) * (1 + max(len(text) for _, text in x.ticks)) * _LETTER / (right - left))
-    for number, (value, text) in enumerate(x.ticks):
+        parts.append(text(left - 8, grid_y + 4, words, "end"))
+    every = math.ceil(len(x.ticks) * (1 + max(len(words) for _, words in x.ticks)) * _LETTER / (right - left))
+    for number, (value, words) in enumerate(x.ticks):
         # Ticks that would overlap are left out, counting from the last, which always stays.
         if (len(x.ticks) - 1 - number) % every == 0:
-            parts.append(_text(at((value, y.ticks[0][0]))[0], bottom + 18, text, "middle"))
-    parts.append(_text(left, 14, y.label, "start", "axis"))
-    parts.append(_text((left + right) / 2, height - 8, x.label, "middle", "axis"))
+            parts.append(text(at((value, y.ticks[0][0]))[0], bottom + 18, words, "middle"))
+    parts.append(text(left, 14, y.label, "start", "axis"))
+    parts.append(text((left + right) / 2, height - 8, x.label, "middle", "axis"))
     for line in lines:
         parts += _draw_line(line, at)
-    ends = _separate([at(line.points[-1])[1] for line in lines], _TOP, bottom)
-    for line, end in zip(lines, ends, strict=True):
-        parts.append(_text(right + 9, end + 4, line.label, "start", f"name {line.kind}"))
+    whole = [line for line in lines if x.share(line.points[-1][0]) > _NEARLY]
+    ends = _separate([at(line.points[-1])[1] for line in whole], _TOP, bottom)
+    for line, end in zip(whole, ends, strict=True):
+        parts.append(text(right + 9, end + 4, line.label, "start", f"name {line.kind}"))
+    early = [line for line in lines if line not in whole]
+    ends = _separate([at(line.points[-1])[1] for line in early], _TOP, bottom)
+    for line, end in zip(early, ends, strict=True):
+        parts.append(text(at(line.points[-1])[0] + 6, end + 4, line.label, "start", f"name {line.kind}"))
     return "".join([*parts, "</svg>"])
 
 
@@ -103,10 +119,6 @@ def _draw_line(line: Line, at: Callable[[tuple[float, float]], tuple[float, floa
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
     return "L".join(f"{px:.1f} {py:.1f}" for px, py in points)
-
-
-def _text(px: float, py: float, text: str, anchor: str, kind: str = "tick") -> str:
-    return f'<text class="{kind}" x="{px:.1f}" y="{py:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _separate(heights: Sequence[float], low: float, high: float) -> list[float]:

@@ -2,24 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
-from annattn.report.chart import Axis
+from annattn.drawing.chart import Axis
+from annattn.drawing.style import Theme, begin, text
 
-__all__ = ["STYLE", "Point", "scatter"]
+__all__ = ["Point", "scatter"]
 
 _TOP, _BOTTOM, _LETTER, _LINE = 30, 46, 6.6, 14.0
-
-STYLE = """
-svg { font: 12px system-ui, sans-serif; background: #fff; }
-.grid { stroke: #e4e4e4; fill: none; }
-.frontier { stroke: #1f5fd6; fill: none; stroke-width: 1.5; stroke-dasharray: 5 4; }
-.tick, .axis { fill: #555; } .axis { font-weight: 600; }
-.name { fill: #333; } .name.accent { fill: #1f5fd6; font-weight: 600; }
-.dot { fill: #777; } .dot.accent { fill: #1f5fd6; } .dot.faint { fill: #fff; stroke: #777; }
-.leader { stroke: #bbb; fill: none; }
-"""
-"""Colours for a chart that stands alone; the page has its own."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +31,7 @@ def scatter(
     description: str,
     width: int,
     height: int,
-    standalone: bool = False,
+    theme: Theme = "page",
 ) -> str:
     """Points with their labels beside them, moved so that none covers another, and the frontier as a dashed line.
 
@@ -51,24 +40,20 @@ def scatter(
     >>> scatter([point], Axis("x", ticks), Axis("y", ticks), title="t", description="d", width=300, height=200)[:4]
     '<svg'
     """
-    left, right, bottom = 12 + 7 * max(len(text) for _, text in y.ticks), width - 16, height - _BOTTOM
+    left, right, bottom = 12 + 7 * max(len(words) for _, words in y.ticks), width - 16, height - _BOTTOM
 
     def at(px: float, py: float) -> tuple[float, float]:
         return left + (right - left) * x.share(px), bottom - (bottom - _TOP) * y.share(py)
 
-    spoken = escape(f"{title}. {description}")
-    namespace = ' xmlns="http://www.w3.org/2000/svg"' if standalone else ""
-    parts = [f'<svg{namespace} class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{spoken}">']
-    if standalone:
-        parts.append(f"<style>{STYLE}</style>")
-    for value, text in y.ticks:
+    parts = [begin(width, height, f"{title}. {description}", theme)]
+    for value, words in y.ticks:
         grid_y = at(x.ticks[0][0], value)[1]
         parts.append(f'<path class="grid" d="M{left:.1f} {grid_y:.1f}H{right:.1f}"/>')
-        parts.append(_text(left - 8, grid_y + 4, text, "end", "tick"))
-    for value, text in x.ticks:
-        parts.append(_text(at(value, y.ticks[0][0])[0], bottom + 18, text, "middle", "tick"))
-    parts.append(_text(left, 14, y.label, "start", "axis"))
-    parts.append(_text((left + right) / 2, height - 8, x.label, "middle", "axis"))
+        parts.append(text(left - 8, grid_y + 4, words, "end"))
+    for value, words in x.ticks:
+        parts.append(text(at(value, y.ticks[0][0])[0], bottom + 18, words, "middle"))
+    parts.append(text(left, 14, y.label, "start", "axis"))
+    parts.append(text((left + right) / 2, height - 8, x.label, "middle", "axis"))
     line = sorted((point.x, point.y) for point in points if point.is_frontier)
     if len(line) > 1:
         steps = " ".join(f"L{px:.1f} {py:.1f}" for px, py in (at(*one) for one in line))
@@ -81,7 +66,7 @@ def scatter(
     ):
         if abs(py - 4 - dot[1]) > _LINE:
             parts.append(f'<path class="leader" d="M{dot[0]:.1f} {dot[1]:.1f}L{px:.1f} {py - 4:.1f}"/>')
-        parts.append(_text(px, py, point.label, anchor, f"name {point.kind}"))
+        parts.append(text(px, py, point.label, anchor, f"name {point.kind}"))
     return "".join([*parts, "</svg>"])
 
 
@@ -114,7 +99,3 @@ def _labels(
 
 def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-
-
-def _text(px: float, py: float, text: str, anchor: str, kind: str) -> str:
-    return f'<text class="{kind}" x="{px:.1f}" y="{py:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
