@@ -24,7 +24,7 @@ def write_figure(draw: Callable[[Theme], str], path: Path) -> Path:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = write_figure(lambda theme: f"<svg>{theme}</svg>", Path(folder) / "new" / "a.svg")
-    ...     path.read_text(), dark_name(path).read_text()
+    ...     path.read_text().strip(), dark_name(path).read_text().strip()
     ('<svg>light</svg>', '<svg>dark</svg>')
     """
     path.parent.mkdir(parents=True, exist_ok=True)
