@@ -211,6 +211,16 @@ def test_formulas_are_drawn_and_none_is_left_as_it_was_written(site):
         assert "arithmatex" not in page.read_text(), page
 
 
+def test_every_figure_has_a_dark_variant_and_the_site_shows_both(site):
+    figures = {path.stem for path in (ROOT / "docs" / "figures").glob("*.svg")}
+    assert {f"{name}_dark" for name in figures if not name.endswith("_dark")} == {
+        name for name in figures if name.endswith("_dark")
+    }
+    page = (site / "performance.html").read_text()
+    assert "figures/grid.svg#only-light" in page
+    assert "figures/grid_dark.svg#only-dark" in page
+
+
 @pytest.mark.slow
 def test_search_works_from_disk_and_the_site_asks_nothing_of_the_network(site, browser):
     opened, asked = browser.new_page(), []
