@@ -300,6 +300,18 @@ def test_when_none_can_run_every_reason_is_told(monkeypatch):
         assert f"{name}: {name} is tired" in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["numba", "torch"])
+def test_a_backend_without_a_kernel_for_windows_says_so(name):
+    band = Call("band", torch.device("cpu"), torch.float32, (1, 1, 5), (1, 1, 5), 0, 4)
+    assert dispatch.find(band) is None
+    with use_backend(name):
+        assert dispatch.find(band) is None
+        with pytest.raises(BackendError, match=f"{name}: there is no kernel for the softmax of a window"):
+            choose(band)
+        query, key, value = ROWS
+        aa.window_attention(query, key, value, HYPERPLANES, window=2)  # torch's own operations do without
+
+
 HYPERPLANES = Hyperplane(4).sample(tables=2, hashes=3)
 ROWS = tuple(torch.randn(3, 1, 1, 5, 4))
 

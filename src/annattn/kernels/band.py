@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from annattn.errors import InputError
-from annattn.kernels.dispatch import asked_for, choose
+from annattn.kernels.dispatch import asked_for, choose, find
 from annattn.kernels.interface import BandInputs, Call, Order
 
 __all__ = ["band"]
@@ -20,18 +20,19 @@ def band(inputs: BandInputs) -> tuple[Tensor, Tensor] | None:
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return None
     # CPU tensors have none but Triton's interpreter, which nobody uses who does not ask for it.
-    if query.device.type == "cpu" and not (asked_for("triton") or asked_for("triton_atomic")):
+    named = asked_for("triton") or asked_for("triton_atomic")
+    if query.device.type == "cpu" and not named:
         return None
     if not query.dtype == key.dtype == value.dtype:
         wide = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
         inputs = replace(inputs, query=query.to(wide), key=key.to(wide), value=value.to(wide))
-    backend = choose(
-        Call(
-            "band", query.device, inputs.value.dtype, query.shape[:3], key.shape[:3], 0, value.shape[-1],
-            order=Order.CAUSAL if inputs.is_causal else Order.ALL,
-        )
+    call = Call(
+        "band", query.device, inputs.value.dtype, query.shape[:3], key.shape[:3], 0, value.shape[-1],
+        order=Order.CAUSAL if inputs.is_causal else Order.ALL,
     )  # fmt: skip
-    if not backend.has_band:
+    # A backend that was asked for by name, and has the kernel for other windows, runs this one or raises.
+    backend = choose(call) if named else find(call)
+    if backend is None:
         return None
     return _Band.apply(inputs.query, inputs.key, inputs.value, inputs, backend)
 

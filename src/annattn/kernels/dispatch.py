@@ -9,7 +9,7 @@ from annattn.checks import require_choice
 from annattn.errors import BackendError
 from annattn.kernels.interface import Backend, Call
 
-__all__ = ["BACKENDS", "asked_for", "choose", "load", "use_backend"]
+__all__ = ["BACKENDS", "asked_for", "choose", "find", "load", "use_backend"]
 
 BACKENDS: dict[str, str | Backend] = {
     "numba": "annattn.kernels.numba.backend:NumbaBackend",
@@ -19,7 +19,7 @@ BACKENDS: dict[str, str | Backend] = {
 }
 """In order of preference: a backend, or the class to import and make when it is first considered.
 
-The torch backend runs everything, so what comes after it runs only if asked for by name.
+The torch backend runs every bucket operation, so what comes after it runs only if asked for by name.
 """
 
 _loaded: dict[str, Backend] = {}
@@ -73,6 +73,14 @@ def choose(call: Call) -> Backend:
     who = "no backend" if wanted is None else f"the backend {wanted!r}, asked for by name,"
     cannot = "can" if wanted is None else "cannot"
     raise BackendError(f"{who} {cannot} run {call.operation} on these inputs\n  " + "\n  ".join(refusals))
+
+
+def find(call: Call) -> Backend | None:
+    """The backend for a call that the caller can do without; None when there is none."""
+    try:
+        return choose(call)
+    except BackendError:
+        return None
 
 
 def load(name: str) -> Backend:

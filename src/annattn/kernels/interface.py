@@ -14,16 +14,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from annattn.errors import InputError
+from annattn.errors import BackendError, InputError
 from annattn.kernels.tables import Layout, Tables
 from annattn.lsh import Hasher, HashFamily, restore
 
 __all__ = [
-    "GRADIENTS", "NOT_FOUND", "Backend", "BandInputs", "Call", "GradientInputs",
+    "GRADIENTS", "NOT_FOUND", "NO_BAND", "Backend", "BandInputs", "Call", "GradientInputs",
     "Operation", "Order", "Slope", "SumInputs", "slope_of",
 ]  # fmt: skip
 
 GRADIENTS = ("linear", "exact", "none")
+
+NO_BAND = "there is no kernel for the softmax of a window"
+"""Why most backends do not run the operation "band"."""
 
 NOT_FOUND = -1
 """The position `newest` gives where a bucket holds nothing."""
@@ -253,21 +256,19 @@ class Backend(ABC):
         """The same codes as `hash_rows`, of each of several inputs, for a hasher that hashes a few rows many times."""
         return partial(_hash_each, self, hasher)
 
-    has_band = False
-    """Whether `band` and `band_gradient` are written here; `attention.band` does without."""
-
     def band(self, inputs: BandInputs) -> tuple[Tensor, Tensor]:
         """softmax(scale · q_i·k_j) v_j over the keys seen, and log Σ_j exp(scale · q_i·k_j), in float32.
 
-        Where nothing is seen these are zero and -inf.
+        Where nothing is seen these are zero and -inf. A backend without such a kernel gives `NO_BAND` as its reason,
+        and `attention.band` then puts the window together from torch's own operations.
         """
-        raise NotImplementedError
+        raise BackendError(NO_BAND)
 
     def band_gradient(
         self, inputs: BandInputs, out: Tensor, level: Tensor, grad: Tensor, grad_level: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of `band` for queries, keys and values, in their dtypes."""
-        raise NotImplementedError
+        raise BackendError(NO_BAND)
 
     @abstractmethod
     def make_tables(self, layout: Layout) -> Tables:

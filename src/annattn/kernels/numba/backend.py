@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from annattn.kernels.codes import nan_targets
-from annattn.kernels.interface import Backend, Call, GradientInputs, SumInputs
+from annattn.kernels.interface import NO_BAND, Backend, Call, GradientInputs, SumInputs
 from annattn.kernels.numba import hashing, memory
 from annattn.kernels.numba.few_rows import FewRows
 from annattn.kernels.numba.gradient import constant_gradient
@@ -32,6 +32,8 @@ class NumbaBackend(Backend):
             reasons.append(f"tensors are on {call.device}, not on the CPU")
         if call.dtype not in _DTYPES and call.operation not in ("hash", "equal_rows", "newest"):
             reasons.append(f"sums of {call.dtype} are not compiled: only of float32 and float64")
+        if call.operation == "band":
+            reasons.append(NO_BAND)
         if call.operation == "hash":
             # Not isinstance: a subclass may hash in its own way.
             if type(call.family) not in (Hyperplane, CrossPolytope):

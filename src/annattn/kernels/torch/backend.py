@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from annattn.kernels.codes import heads_and_shares, nan_targets
-from annattn.kernels.interface import NOT_FOUND, Backend, Call, GradientInputs, Order, SumInputs
+from annattn.kernels.interface import NO_BAND, NOT_FOUND, Backend, Call, GradientInputs, Order, SumInputs
 from annattn.kernels.overflow import gradient_in_range, mean_in_range, sum_in_range
 from annattn.kernels.tables import Layout, Tables
 from annattn.kernels.torch.gradient import collision_gradient, newest_gradient
@@ -38,11 +38,11 @@ def _in_full(method):
 
 
 class TorchBackend(Backend):
-    """Runs everything, everywhere."""
+    """Runs every bucket operation, everywhere."""
 
     def unsupported_reasons(self, call: Call) -> list[str]:
-        """Never any."""
-        return []
+        """None, but for the window, for which torch needs no kernel of ours."""
+        return [NO_BAND] if call.operation == "band" else []
 
     def hash_rows(self, hasher: Hasher, rows: Tensor) -> Tensor:
         """See `Backend`."""

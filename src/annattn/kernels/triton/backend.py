@@ -29,7 +29,6 @@ class TritonBackend(TorchBackend):
     """Kernels for NVIDIA GPUs from sm_80; results are the same to the bit in every run."""
 
     name = "triton"
-    has_band = True
 
     def missing(self) -> str | None:
         """See `Backend`."""
