@@ -59,7 +59,7 @@ def test_an_attention_call_crosses_few_functions_in_few_files_and_the_page_lists
 
 
 def test_every_file_and_function_on_the_page_exists():
-    files = set(re.findall(r"`([a-z_0-9]+(?:/[a-z_0-9]+)*\.py)`", PAGE)) - {"state.py"}
+    files = set(re.findall(r"`([a-z_0-9]+(?:/[a-z_0-9]+)*\.py)`", PAGE)) - {"state.py", "shapes.py"}
     assert len(files) > 25
     for file in files:
         assert (PACKAGE / file).is_file(), file
