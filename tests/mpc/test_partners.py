@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from annattn.errors import InboxError, InputError
 from annattn.mpc import Limits, Mail, Protocol, check_sharding, run, with_partners
@@ -149,6 +151,33 @@ def test_an_adversary_who_searches_greedily_never_breaks_the_memory(machines, s,
     for seed in range(3):
         worst, thrifty = greedy(machines, s, partners, tries=150, seed=seed)
         assert worst <= (s + thrifty.excess) * (1 + thrifty.header) <= thrifty.limits.memory_words
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_relation_of_any_size_breaks_the_proven_load(data):
+    """The whole relation is drawn: each machine's packets, and how many of them go into a range that may be small."""
+    machines, s = data.draw(st.integers(1, 120)), data.draw(st.integers(1, 9))
+    partners, width = data.draw(st.integers(2, 12)), data.draw(st.integers(1, 5))
+    base = with_partners(Relation(np.zeros((machines, s), np.int64)), partners).base
+    room, to = np.full(machines, s), np.full((machines, s), -1)
+    step, start = data.draw(st.integers(1, machines)), data.draw(st.integers(0, machines - 1))
+    favoured = data.draw(st.sampled_from([1, base, base**2, machines]))
+    for machine in range(machines):
+        # Next to the machine's own number times a step: shifts, transposes and reversals are among these.
+        near = (start + machine * step // favoured * favoured + np.arange(machines)) % machines
+        chosen = near[np.argsort(-np.minimum(room[near], 1), kind="stable")][:s]
+        chosen = chosen[room[chosen] > 0]
+        to[machine, : len(chosen)] = chosen
+        np.subtract.at(room, chosen, 1)
+    check(to, partners, width)
+
+
+def test_dealing_in_the_order_of_sending_would_send_a_whole_range_to_one_machine():
+    """Every base-th packet of a machine is for the same range, so only the order of destinations spreads them."""
+    base = 4
+    i, j = np.indices((base**2, base**3))
+    check((i + j) % base * base + j // base % base, base - 1)
 
 
 def test_without_dealing_a_transpose_breaks_the_memory():

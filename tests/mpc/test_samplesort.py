@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from annattn.errors import InboxError, OutboxError
@@ -12,10 +12,11 @@ from annattn.mpc import check_sharding, run, with_partners
 from annattn.mpc.delivery import deliver
 from annattn.mpc.model import spread
 from annattn.mpc.parts import sorting
-from annattn.mpc.parts.samplesort import Samplesort, plan_samplesort
-from annattn.mpc.parts.sorting import plan_sort
+from annattn.mpc.parts.samplesort import MOST, Samplesort, plan_samplesort
+from annattn.mpc.parts.sorting import can_sort, plan_sort
 from annattn.mpc.parts.stages import in_order
 from annattn.mpc.protocols import AnnaAttention, ExactMatchAttention, InductionHead, Join, KHop, Sort
+from annattn.theorems.fewest import fewest
 
 N, CAPACITY = 6000, 300
 
@@ -141,6 +142,32 @@ def test_it_may_have_few_partners(only_samples):
     problem = Sort(1500, 2 * 250)
     words = problem.sample(np.random.default_rng(0))
     assert np.array_equal(run(with_partners(problem, 6), words).output, problem.oracle(words))
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(3, 10**12), share=st.floats(0.15, 1))
+def test_no_plan_is_worse_than_the_best_that_its_conditions_allow(n, share):
+    capacity = max(300, int(n**share))
+    assume(can_sort(n, capacity))
+    plan, best = plan_sort(n, capacity), fewest(n, capacity)
+    assert plan.rounds <= best.rounds
+    if plan.rounds == best.rounds < 64:
+        assert plan.machines <= best.machines
+
+
+@pytest.mark.parametrize(("n", "capacity"), [(4096, 133), (6000, 166), (20_000, 174)])
+def test_with_the_least_memory_samples_suffice_for_every_seed_tried(n, capacity):
+    """Some buckets are then drawn as a whole, and all machines are fuller than with more memory."""
+    keys = keys_of("few", n)
+    for seed in range(5):
+        plan = plan_samplesort(n, capacity, seed)
+        assert plan is not None
+        assert plan.machines * capacity <= MOST * n
+        order, most = sort(plan, keys)
+        assert np.array_equal(order, np.argsort(keys, kind="stable"))
+        assert most <= capacity
+    assert plan_samplesort(n, 32) is None
 
 
 def test_rounds_are_linear_in_one_over_epsilon_down_to_a_tenth():

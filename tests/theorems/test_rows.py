@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from annattn.compiler import Transformer
+from annattn.compiler import Transformer, low_rank_layer
 from annattn.compiler.collision_layer import CollisionLayer
 from annattn.compiler.sparse_code import Decoded, SparseCode
 from annattn.compiler.to_protocol import TransformerProtocol
 from annattn.lsh import HashFamily
 from annattn.mpc import Mail
 from annattn.mpc.partners import PartneredProtocol
-from annattn.mpc.parts import columnsort, match
+from annattn.mpc.parts import columnsort, match, samplesort
 from annattn.mpc.parts.copies import Copies
 from annattn.mpc.parts.stages import Stage
 from annattn.mpc.protocols import SoftmaxAttention
@@ -130,6 +130,30 @@ def no_dealing(patch):
         self.rounds = self.protocol.rounds * len(self.schedule)
 
     patch.setattr(PartneredProtocol, "__init__", init)
+
+
+def one_hop_too_many(patch):
+    """The packets of few partners are dealt out once more than they need to be."""
+    right = PartneredProtocol.__init__
+
+    def init(self, *given):
+        right(self, *given)
+        self.schedule = [self.schedule[0], *self.schedule] if self.digits > 1 else self.schedule
+        self.rounds = self.protocol.rounds * len(self.schedule)
+
+    patch.setattr(PartneredProtocol, "__init__", init)
+
+
+def twice_the_machines_to_sort(patch):
+    for kind in (columnsort.Columnsort, samplesort.Samplesort):
+        right = kind.machines
+        patch.setattr(kind, "machines", property(lambda self, right=right: 2 * right.__get__(self)))
+
+
+def one_more_level_in_the_tree_of_sums(patch):
+    """Nodes of the tree for low-rank attention have half as many children as they have room for."""
+    right = low_rank_layer.Tree
+    patch.setattr(low_rank_layer, "Tree", lambda leaves, arity, base: right(leaves, max(2, arity // 2), base))
 
 
 def one_more_level_of_sorting(patch):
@@ -297,18 +321,20 @@ COMPILED = [lose_a_message_in_attention, one_head_too_many, twice_the_layers]
 SABOTAGE = {
     "lsh-guarantee": [fewer_tables, fewer_hashes],
     "linear-memory": [keep_all_tables, forget_a_key],
-    "anna-simulates-mpc": [change_a_word_in_attention, *COMPILED[1:]],
-    "anna-simulates-mpc-improved": [*COMPILED, no_dealing],
+    "anna-simulates-mpc": [change_a_word_in_attention, *COMPILED[1:], one_hop_too_many],
+    "anna-simulates-mpc-improved": [*COMPILED, no_dealing, one_hop_too_many],
     "mpc-simulates-ema": [
         lose_mail_between_machines,
         one_more_level_of_sorting,
         one_more_level_of_samples,
+        twice_the_machines_to_sort,
         a_machine_for_every_token(mpc_simulates_ema),
     ],
     "mpc-simulates-anna": [
         lose_mail_between_machines,
         one_more_level_of_sorting,
         one_more_level_of_samples,
+        twice_the_machines_to_sort,
         one_more_round_down_the_tree,
         a_copy_that_forgets_its_last_table,
         a_machine_for_every_token(mpc_simulates_ema),  # which builds for both
@@ -319,11 +345,16 @@ SABOTAGE = {
         cycles_that_fall_apart,
         a_phase_of_twice_the_rounds,
     ],
-    "anna-simulates-low-rank": [*COMPILED, feature_maps_that_are_not_low_rank],
+    "anna-simulates-low-rank": [
+        *COMPILED,
+        feature_maps_that_are_not_low_rank,
+        one_hop_too_many,
+        one_more_level_in_the_tree_of_sums,
+    ],
     "low-rank-separation": [a_decoder_that_forgets, keys_that_are_answered_alike, a_layer_for_every_hop],
     "match2": [as_printed, one_wrong_output],
-    "induction-heads": COMPILED,
-    "k-hop": COMPILED,
+    "induction-heads": [*COMPILED, one_hop_too_many],
+    "k-hop": [*COMPILED, one_hop_too_many],
     "sum-and-reformer": [a_token_that_looks_outside_its_chunk, a_chunk_that_is_not_joined, one_wrong_output],
 }
 

@@ -7,12 +7,11 @@ transformer's numbers, bit for bit.
 Performer, PolySketchFormer and Based are low-rank attention too: each goes the same way, and must give the numbers of
 `low_rank_attention` with its feature map. Their few features stay the same for all N, so that only ε is another.
 
-With r = m = N^(1/6), ε = 1/3 and s = 8·N^(1/2) the tree has at most N^(2/3) leaves and N^(1/6) children per node. Its
-depth is at most 4, so there are at most 8L + 1 rounds and 8L + 2 layers. With N^ρ partners, ρ = 1/12, the width is
-O(N^(1/2 + 4ρ)): ε' = 5/6.
+With r = m = N^(1/6), ε = 1/3 and s = 8·N^(1/2) a leaf holds h = ⌊(s − rm)/m⌋ tokens and a node has a = ⌊s/rm⌋ children:
+⌈N/h⌉ leaves, 2⌈log_a(N/h)⌉·L + 2 layers. That is at most N^(2/3) leaves, a depth of at most 4 and 8L + 2 layers. With
+N^ρ partners, ρ = 1/12, the width is O(N^(1/2 + 4ρ)): ε' = 5/6.
 """
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -26,15 +25,14 @@ from annattn.mpc import with_partners
 from annattn.mpc.model import Words, word_reals
 from annattn.theorems.feature_maps import FEATURE_MAPS, FeatureModel
 from annattn.theorems.integers import integer_rows, integer_transformer
-from annattn.theorems.simulation import PredictedSizes, few_partners_width, simulate, size_exponents
-from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, silent
+from annattn.theorems.simulation import FewPartners, PredictedSizes, simulate, size_exponents
+from annattn.theorems.verdict import Bound, Effort, Progress, Trials, Verdict, at_most, exactly, silent
 
 __all__ = ["row"]
 
 EPSILON, EPSILON_PRIME, MEMORY, RHO = 1 / 3, 5 / 6, 1 / 2, 1 / 12
 ROOM, DEPTH = 8, 4
 FEATURE_WIDTH, FEATURE_ROOM = 3, 24
-WIDTH_LIMIT = "12(k+1)⁴(6+2s')·ln((k+1)N^(2/3)), s' = 24·N^(1/2)"
 PLANNED = [w**6 for w in range(2, 13)]
 CASES = {"tiny": {64: 1}, "quick": {64: 12, 729: 1}, "full": {64: 60, 729: 6}}
 
@@ -76,9 +74,7 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
                 model = simulate(trials, protocol, inputs, attention="anna", partners=few, truth=truth)
                 if few is None:
                     at = f"N = {n:,}, L = {layers}"
-                    bounds.append(
-                        at_most("layers, any partners", model.sizes.layers, 2 * DEPTH * layers + 2, "8L + 2", at)
-                    )
+                    bounds += _tree(protocol, model.sizes.layers, layers, _width(n) ** 2, _width(n), at)
     for at, name in enumerate(FEATURE_MAPS):
         n, layers = min(CASES[effort]), 1 + at % 2 if effort != "tiny" else 1
         progress(f"{name}, N = {n:,}, L = {layers}")
@@ -88,19 +84,15 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
         inputs = [protocol.encode(integer_rows(n, FEATURE_WIDTH, at))]
         model = simulate(trials, protocol, inputs, attention="anna", truth=_directly(direct.direct))
         case = f"{name}, N = {n:,}, L = {layers}"
-        bounds.append(at_most("layers, any partners", model.sizes.layers, 2 * DEPTH * layers + 2, "8L + 2", case))
+        (head,) = direct.transformer.layers[0].heads
+        bounds += _tree(protocol, model.sizes.layers, layers, head.width * head.value_width, FEATURE_WIDTH, case)
     predictions = {}
     for n in PLANNED:
         protocol, k, at = as_protocol(low_rank(n, 2, seed=0), n), _partners(n), f"N = {n:,}, L = 2"
         free, predictions[n] = PredictedSizes.of(protocol), PredictedSizes.of(with_partners(protocol, k))
-        hops = 2 * math.ceil(2 / 3 / RHO) - 1
-        width = few_partners_width(k, ROOM * n**MEMORY, digits=8, machines=n ** (2 / 3))
-        bounds += [
-            at_most("layers, any partners", free.layers, 4 * DEPTH + 2, "8L + 2", at),
-            at_most("layers, few partners", predictions[n].layers, (4 * DEPTH + 1) * hops + 1, "(8L+1)(2·8−1)+1", at),
-            at_most("heads, few partners", predictions[n].heads, 3 * n**RHO, "3·N^ρ ≤ 3·N^((ε'−ε)/4)", at),
-            at_most("value width, few partners", predictions[n].lemma_width, width, WIDTH_LIMIT, at),
-        ]
+        bounds += _tree(protocol, free.layers, 2, _width(n) ** 2, _width(n), at)
+        bounds += FewPartners.of(protocol.limits, k).bounds(protocol.rounds, k, predictions[n], at)
+        bounds.append(at_most("machines", protocol.limits.machines, n ** (2 / 3), "N^(2/3)", at))
     return trials.verdict(
         "ANNA simulates low-rank attention",
         "random low-rank transformers of 1 to 3 layers, r = m = N^(1/6), to protocols with s = 8·N^(1/2), to "
@@ -115,6 +107,23 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
             at=", few partners",
         ),
     )
+
+
+def _tree(protocol: TransformerProtocol, built: int, layers: int, summary: int, width: int, at: str) -> list[Bound]:
+    """Layers and machines for L layers whose summary of rm words travels in rows of m words."""
+    s = protocol.limits.memory_words
+    folded = -(-summary // width) * width
+    leaves, depth, inner = -(-protocol.n // ((s - folded) // width)), 0, 0
+    nodes = leaves
+    while nodes > 1:
+        nodes, depth = -(-nodes // (s // folded)), depth + 1
+        inner += nodes
+    what = "layers, any partners"
+    return [
+        exactly(what, built, max(1, 2 * depth) * layers + 2, "2⌈log_a(N/h)⌉·L + 2", at),
+        at_most(what, built, 2 * DEPTH * layers + 2, "8L + 2", at),
+        exactly("machines that hold rows or sums", protocol.limits.machines, leaves + inner, "N/h leaves, a-ary", at),
+    ]
 
 
 def _directly(transformer: Callable[[Tensor], Tensor]) -> Callable[[Words], NDArray[np.float64]]:

@@ -6,8 +6,9 @@ run on machines. The sizes are the lemma's: α = s, so 12·s⁴·ln N slots of 6
 into memory, they are also run. Elsewhere the runs use fewer slots, and the notes say how wide those values are.
 
 The paper's example is 3-SUM in O(1) layers with mH = O(N^(1/2+δ)). As it is, the protocol takes 24 layers at
-s = 7·N^(1/2). With k = N^(1/16) partners the layers are still a constant, at most 23(3L − 2) + 1 for L ≤ 17 digits, and
-mH is (k+1)⁵ times s times a logarithm, within N^(1/2+δ) for δ = 0.35.
+s = 7·N^(1/2): 16 rounds to sort, 1 to place, and three trees that are at most 2 deep. With k = N^(1/16) partners the
+layers are still a constant, at most 23·L(L+1)/2 + 1 for L ≤ 17 digits, and mH is (k+1)⁵ times s times a logarithm,
+within N^(1/2+δ) for δ = 0.35.
 """
 
 import math
@@ -19,7 +20,7 @@ from annattn.mpc import Protocol, with_partners
 from annattn.mpc.model import Words
 from annattn.mpc.protocols import Broadcast, Connectivity, PrefixSum, Problem, Sort, Sum, ThreeSum
 from annattn.theorems.exchange import full_exchange
-from annattn.theorems.simulation import PredictedSizes, simulate, size_exponents
+from annattn.theorems.simulation import FewPartners, PredictedSizes, simulate, size_exponents
 from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exactly, exponent, silent
 
 __all__ = ["row"]
@@ -31,6 +32,8 @@ THREE_SUM_ROOT, DELTA = 16, 0.35
 PLANNED = [s**6 for s in range(2, 17)]
 CASES = {"tiny": {64: 2}, "quick": {64: 10, 729: 3, 4096: 1}, "full": {64: 100, 729: 20, 4096: 5, 15_625: 1}}
 
+WIDTH = "⌈12·s⁴·ln N⌉(6 + s), s = N^ε"
+"""12·α⁴·ln q slots of 6 + s numbers, for α = s messages of words of 32 bits and q = N machines."""
 LEMMA = {"tiny": (64,), "quick": (64, 400), "full": (64, 400, 729)}
 
 exchange = partial(full_exchange, epsilon=EPSILON, rounds=ROUNDS)
@@ -67,22 +70,22 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
             exactly("layers", predicted.layers, ROUNDS + 1, "R + 1", at),
             at_most("heads", predicted.heads, s, "N^ε", at),
             at_most("query and key width", predicted.query_width, math.log2(n) + 2, "log2 N + 2", at),
-            at_most("value width", predicted.lemma_width, 50 * s**5 * math.log(n), "50·N^(5ε)·ln N", at),
+            exactly("value width", predicted.lemma_width, math.ceil(12 * s**4 * math.log(n)) * (6 + s), WIDTH, at),
         ]
         notes.append(
             f"N = {n:,}: values {predicted.lemma_width:,} wide by the lemma, {predicted.practical_width:,} as run"
         )
     for n in (2**8, 2**14, 2**20, 2**26):
         layers = PredictedSizes.of(_three_sum(n)).layers
-        bounds.append(at_most("layers for 3-SUM, any partners", layers, 24, "24", f"N = {n:,}"))
+        bounds.append(at_most("layers for 3-SUM, any partners", layers, 24, "16 + 1 + 3·2 + 1", f"N = {n:,}"))
     widths = {}
     for k in range(2, 6):
         n = k**THREE_SUM_ROOT
-        thrifty = with_partners(_three_sum(n), k)
-        predicted, digits = PredictedSizes.of(thrifty), _digits(thrifty.protocol.limits.machines, k)
+        protocol, at = _three_sum(n), f"3-SUM, N = {n:,}"
+        predicted, proven = PredictedSizes.of(with_partners(protocol, k)), FewPartners.of(protocol.limits, k)
         widths[n] = predicted.heads * predicted.lemma_width
-        limit, formula = 23 * (3 * digits - 2) + 1, "23(3L − 2) + 1, L = ⌈log_(k+1) P⌉ ≤ 17"
-        bounds.append(at_most("layers for 3-SUM, few partners", predicted.layers, limit, formula, f"N = {n:,}"))
+        bounds += proven.bounds(protocol.rounds, k, predicted, at)
+        bounds.append(at_most("digits for 3-SUM", proven.digits, 17, "L ≤ 17", at))
     three_sum = exponent("mH for 3-SUM, few partners", list(widths), list(widths.values()), 1 / 2 + DELTA, "1/2 + δ")
     return trials.verdict(
         "EMA and ANNA simulate MPC",
@@ -101,13 +104,6 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
 def _three_sum(n: int) -> ThreeSum:
     """3-SUM on machines of 7·N^(1/2) words."""
     return ThreeSum(n, round(7 * n**0.5))
-
-
-def _digits(machines: int, partners: int) -> int:
-    digits = 1
-    while (partners + 1) ** digits < machines:
-        digits += 1
-    return digits
 
 
 def _library(effort: Effort) -> list[Problem]:

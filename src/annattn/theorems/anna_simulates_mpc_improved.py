@@ -17,13 +17,7 @@ import numpy as np
 from annattn.errors import LimitError
 from annattn.mpc import run, with_partners
 from annattn.theorems.exchange import DigitReversal, full_exchange
-from annattn.theorems.simulation import (
-    PredictedSizes,
-    few_partners_memory,
-    few_partners_width,
-    simulate,
-    size_exponents,
-)
+from annattn.theorems.simulation import FewPartners, PredictedSizes, simulate, size_exponents
 from annattn.theorems.verdict import Bound, Effort, Progress, Trials, Verdict, at_most, silent
 
 __all__ = ["row"]
@@ -60,16 +54,13 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
         bounds.append(_worst_load(trials, n))
     predictions = {n: PredictedSizes.of(with_partners(exchange(n), _partners(n))) for n in PLANNED}
     for n, predicted in predictions.items():
-        at, k, digits = f"N = {n:,}", _partners(n), _digits(n)
-        limit = few_partners_width(k, predicted_memory(n), digits=digits, machines=n)
-        layers = ROUNDS * digits * (digits + 1) // 2 + 1
+        at, k = f"N = {n:,}", _partners(n)
+        proven = FewPartners.of(exchange(n).limits, k)
+        bounds += proven.bounds(ROUNDS, k, predicted, at)
         bounds += [
-            at_most("layers", predicted.layers, layers, "R·L(L+1)/2 + 1, L = ⌈log_(k+1) N⌉ ≤ 1/ρ", at),
-            at_most("heads", predicted.heads, k + 1, "N^ρ + 1", at),
-            at_most(
-                "query and key width", predicted.query_width, math.log2(n * (k + 1)) + 2, "log2(N^(1+ρ) + N) + 2", at
-            ),
-            at_most("value width", predicted.lemma_width, limit, "12(k+1)⁴(6 + 2s')·ln((k+1)N)", at),
+            at_most("digits", proven.digits, 1 / RHO, "1/ρ", at),
+            at_most("machines", predicted.machines, n * (k + 1), "N^(1+ρ) + N", at),
+            at_most("query and key width", predicted.query_width, math.log2(predicted.machines) + 2, "log2 q + 2", at),
         ]
     largest = predictions[PLANNED[-1]]
     return trials.verdict(
@@ -99,8 +90,8 @@ def _worst_load(trials: Trials, n: int) -> Bound:
         trials.add(np.array_equal(output, run(protocol, words).output))
     except LimitError:
         trials.add(False)
-    limit = few_partners_memory(k, s, digits=_digits(n), machines=n)
-    return at_most("largest load, digits reversed", load, limit, "2s + max(s, 2k((k+1)(L−1)+L−2))", f"N = {n:,}")
+    limit = FewPartners.of(protocol.limits, k).memory_words
+    return at_most("largest load, digits reversed", load, limit, "s' = (1+w)s + max(s, (1+w)E)", f"N = {n:,}")
 
 
 def predicted_memory(n: int) -> int:
@@ -114,11 +105,3 @@ def predicted_memory(n: int) -> int:
 
 def _partners(n: int) -> int:
     return max(2, round(n**RHO))
-
-
-def _digits(n: int) -> int:
-    """L, the digits of a machine's number in base k + 1."""
-    digits = 1
-    while (_partners(n) + 1) ** digits < n:
-        digits += 1
-    return digits

@@ -2,23 +2,20 @@
 
 The lemma's four steps are the protocol `InductionHead`, which is compiled. With s = 6·N^ε words sorting takes four
 rounds at every N for ε = 2/3 and sixteen for ε = 1/2. That makes 8 or 20 layers, but as many heads as machines, up to
-N^(1−ε). With k = N^ρ partners, ρ = (ε'−ε)/4, there are k + 1 heads, and one round becomes at most 2⌈log_(k+1) N^(1−ε)⌉
-rounds for every input. Sizes are computed for four pairs (ε, ε').
+N^(1−ε). With k = N^ρ partners, ρ = (ε'−ε)/4, there are k + 1 heads, and one round becomes at most L(L+1)/2 rounds for
+every input, L = ⌈log_(k+1) P⌉ = O(1/ρ). Sizes are computed for four pairs (ε, ε').
 """
-
-import math
 
 import numpy as np
 
 from annattn.mpc import with_partners
 from annattn.mpc.model import Words
 from annattn.mpc.protocols import InductionHead
-from annattn.theorems.simulation import PredictedSizes, few_partners_width, simulate, size_exponents
-from annattn.theorems.verdict import Bound, Effort, Progress, Trials, Verdict, at_most, exactly, silent
+from annattn.theorems.simulation import FewPartners, PredictedSizes, simulate, size_exponents
+from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exactly, silent
 
 __all__ = [
     "PAIRS",
-    "few_partners_bounds",
     "letters_after",
     "memory",
     "pair_text",
@@ -29,7 +26,6 @@ __all__ = [
 
 PAIRS = ((2 / 3, 0.9), (2 / 3, 0.8), (1 / 2, 0.75), (1 / 2, 0.65))
 """The pairs (ε, ε') for which sizes are computed; the first is run."""
-WIDTH_LIMIT = "12(k+1)⁴(6+2s')·ln((k+1)N^(1−ε)), s' = 18·N^ε to 24·N^ε"
 PLANNED = [2**e for e in range(6, 37, 3)]
 CASES = {"tiny": {64: 1}, "quick": {64: 10, 256: 4}, "full": {64: 60, 256: 20, 1024: 4}}
 
@@ -50,28 +46,6 @@ def partners(n: int, pair: tuple[float, float] = PAIRS[0]) -> int:
     (2, 4)
     """
     return max(2, round(n ** ((pair[1] - pair[0]) / 4)))
-
-
-def few_partners_bounds(
-    n: int, pair: tuple[float, float], rounds: int, predicted: PredictedSizes, at: str
-) -> list[Bound]:
-    """Layers, heads and value width of an R-round protocol on N^(1−ε) machines of 6·N^ε words, with few partners.
-
-    >>> protocol = with_partners(InductionHead(512, memory(512)), partners(512))
-    >>> bounds = few_partners_bounds(512, PAIRS[0], 7, PredictedSizes.of(protocol), "N = 512")
-    >>> print(bounds[0])
-    layers, few partners 22 ≤ 29 = 2R·⌈log_(k+1) N^(1−ε)⌉ + 1 at N = 512
-    """
-    k, machines = partners(n, pair), n ** (1 - pair[0])
-    digits = math.ceil(math.log(machines) / math.log(k + 1) - 1e-9)
-    width = few_partners_width(k, memory(n, pair[0]), digits=digits, machines=machines)
-    layers = 2 * rounds * digits + 1
-    formula = "2R·⌈log_(k+1) N^(1−ε)⌉ + 1"
-    return [
-        at_most("layers, few partners", predicted.layers, layers, formula, at),
-        at_most("heads, few partners", predicted.heads, k + 1, "N^((ε'−ε)/4) + 1, at least 3", at),
-        at_most("value width, few partners", predicted.lemma_width, width, WIDTH_LIMIT, at),
-    ]
 
 
 def pair_text(pair: tuple[float, float]) -> str:
@@ -132,7 +106,9 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
         for n in PLANNED:
             at = f"N = {n:,}, {name}"
             bounds.append(exactly("layers, any partners", free[n].layers, layers, "8 or 20", at))
-            bounds += few_partners_bounds(n, pair, layers - 1, few[n], at)
+            k, limits = partners(n, pair), protocols[n].limits
+            bounds += FewPartners.of(limits, k).bounds(layers - 1, k, few[n], at)
+            bounds.append(at_most("machines", limits.machines, n ** (1 - pair[0]), "N^(1−ε)", at))
         exponents += size_exponents(
             few, heads=((pair[1] - pair[0]) / 4, "(ε'−ε)/4"), width=(pair[1], "ε'"), at=f", few partners, {name}"
         )

@@ -1,8 +1,8 @@
 """Theorem "ANNA-transformers solve k-hop": O(log k) layers, by doubling (`KHop`), compiled.
 
 At s = 6·N^(2/3) every σ(w, i) is known after 6 rounds, and each binary digit of k takes two more. That makes
-9 + 2⌊log2 k⌋ layers. With N^ρ partners one round becomes at most 2⌈log_(N^ρ+1) N^(1−ε)⌉ rounds for every input. Sizes
-are computed for four pairs (ε, ε').
+9 + 2⌊log2 k⌋ layers. With N^ρ partners one round becomes at most L(L+1)/2 rounds for every input, for machines with
+numbers of L digits. Sizes are computed for four pairs (ε, ε').
 """
 
 import numpy as np
@@ -11,14 +11,13 @@ from annattn.mpc import with_partners
 from annattn.mpc.protocols import KHop
 from annattn.theorems.induction_heads import (
     PAIRS,
-    few_partners_bounds,
     letters_after,
     memory,
     pair_text,
     partners,
     words_of,
 )
-from annattn.theorems.simulation import PredictedSizes, simulate, size_exponents
+from annattn.theorems.simulation import FewPartners, PredictedSizes, simulate, size_exponents
 from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exactly, silent
 
 __all__ = ["row"]
@@ -53,12 +52,13 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
         )
     exponents = []
     for pair in PAIRS:
-        few = {
-            n: PredictedSizes.of(with_partners(KHop(n, memory(n, pair[0]), k=16), partners(n, pair))) for n in PLANNED
-        }
+        protocols = {n: KHop(n, memory(n, pair[0]), k=16) for n in PLANNED}
+        few = {n: PredictedSizes.of(with_partners(protocol, partners(n, pair))) for n, protocol in protocols.items()}
         rounds, name = (16 if pair[0] > 0.6 else 28), pair_text(pair)
         for n, predicted in few.items():
-            bounds += few_partners_bounds(n, pair, rounds, predicted, f"N = {n:,}, k = 16, {name}")
+            at = f"N = {n:,}, k = 16, {name}"
+            k = partners(n, pair)
+            bounds += FewPartners.of(protocols[n].limits, k).bounds(rounds, k, predicted, at)
         exponents += size_exponents(
             few, heads=((pair[1] - pair[0]) / 4, "(ε'−ε)/4"), width=(pair[1], "ε'"), at=f", few partners, {name}"
         )

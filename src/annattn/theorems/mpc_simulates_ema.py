@@ -20,6 +20,7 @@ from annattn.mpc import run
 from annattn.mpc.parts.match import Match
 from annattn.mpc.parts.runs import RunSums
 from annattn.mpc.parts.samplesort import Samplesort
+from annattn.theorems.fewest import Fewest, fewest, tree_of
 from annattn.theorems.integers import integer_rows, integer_transformer
 from annattn.theorems.verdict import Bound, Effort, Progress, Trials, Verdict, at_most, exactly, exponent, silent
 
@@ -50,8 +51,8 @@ FAR = [2**e for e in range(36, 97, 4)]
 """Where the sizes are bounded as well, for pairs that leave fewer than `PLANNABLE` records per machine."""
 PLANNABLE = 2**16
 CASES = {"tiny": {256: 1}, "quick": {256: 4, 1024: 2, 4096: 1}, "full": {256: 30, 1024: 12, 4096: 6, 16_384: 2}}
-COLUMNS, SAMPLES = 1.25, 16
-"""Machines that sort, as a multiple of the least number that holds the records: measured, see `docs/sorting.md`."""
+COLUMNS = 1.25
+"""Machines of three levels of columnsort, as a multiple of the least number that holds the records: measured."""
 
 
 @dataclass(frozen=True)
@@ -135,25 +136,23 @@ def _token_words(shape: CollisionShape, width: int) -> int:
     return (shape.records(1) + -(-width // shape.record)) * shape.record
 
 
-def layer_rounds(records: float, capacity: float) -> int:
-    """The rounds for a layer whose records are sorted with this many per machine.
+def layer_rounds(shape: CollisionShape, n: int, memory_words: int) -> int:
+    """The rounds for a layer: a sort in the fewest rounds, a tree up and down, one to deal out and one to answer.
 
-    A sort takes 4 rounds from 2x² + 6x + 6 records per machine, x = (n/2)^(1/3), because ⌈x⌉ + 1 columns then meet
-    Leighton's condition after rounding. As measured for `docs/sorting.md`, it takes 16 from 1.6·n^(4/9), else 64 or,
-    from 3·(log2 n)^1.7, at most 11·log n/log c. A layer is a sort, a tree up and down, one round to deal out and one to
-    answer. In terms of ε that is O(1/(ε'−ε)), because records are N^ε and machines N^ε' words large.
+    In terms of ε that is O(1/(ε'−ε)), because records are N^ε and machines N^ε' words large.
 
-    >>> layer_rounds(1000, 200), layer_rounds(10**6, 500), layer_rounds(1000, 2000)
-    (8, 31, 3)
+    >>> layer_rounds(CollisionShape(1, heads=2, code_words=2, value_words=2), 256, 16 * ROOM)
+    8
     """
-    if capacity >= records:
-        return 1 + 2
-    x = (records / 2) ** (1 / 3)
-    levels = [4 if capacity >= 2 * x**2 + 6 * x + 6 else 16 if capacity >= 1.6 * records ** (4 / 9) else 64]
-    if levels[0] == 64 and capacity >= 3 * math.log2(records) ** 1.7:
-        levels.append(math.ceil(11 * math.log(records) / math.log(capacity)))
-    leaves = math.ceil(records / capacity)
-    return min(levels) + 2 * max(1, math.ceil(math.log(2 * leaves) / math.log(capacity - 2))) + 2
+    sort, (depth, _) = _sorting(shape, n, memory_words)
+    return sort.rounds + 2 * depth + 2
+
+
+def _sorting(shape: CollisionShape, n: int, memory_words: int) -> tuple[Fewest, tuple[int, int]]:
+    """The sort of one layer's records, with room for one more per machine, and depth and nodes of the tree of sums."""
+    records, held = shape.records(n), memory_words // shape.record
+    sort = fewest(records, held - 1)
+    return sort, tree_of(-(-records // (sort.rows or held - 1)), held - 1)
 
 
 def copy_rounds(shape: CollisionShape, memory_words: int, width: int) -> int:
@@ -180,30 +179,31 @@ def rounds_bound(rounds: int, layers: int, shape: CollisionShape, n: int, memory
     >>> print(rounds_bound(17, 2, shape, 256, 16 * ROOM, "N = 256"))
     rounds 17 ≤ 17 = L·(sort + 2·tree + 2 + copies) + 1 at N = 256
     """
-    capacity = memory_words / shape.record - 2
     copying = copy_rounds(shape, memory_words, shape.heads * shape.value_words)
-    limit = layers * (layer_rounds(shape.records(n), capacity) + copying) + 1
+    limit = layers * (layer_rounds(shape, n, memory_words) + copying) + 1
     return at_most("rounds", rounds, limit, "L·(sort + 2·tree + 2 + copies) + 1", at)
 
 
 def machines_bound(built: Built, shape: CollisionShape, n: int, memory_words: int, at: str) -> Bound:
     """N/⌊s/t⌋ token machines for the t words that one token sends; besides these, the records or the copies.
 
-    If t > s there are N token machines with ⌈ℓ/⌊s/2Hw⌋⌉ copies each. 2ℓHN records of w words fill K·2ℓHNw/s machines,
-    with the K of the sort. All of it is O(ℓ·N^(1+ε−ε')), for w = O(N^ε) and s = N^ε' words.
+    If t > s there are N token machines with ⌈ℓ/⌊s/2Hw⌋⌉ copies each. The records are sorted on the fewest machines, of
+    which there are at most 1.25·2ℓHNw/s for columnsort, as measured, and by the choice of plans 25·2ℓHNw/s for samples.
+    All of it is O(ℓ·N^(1+ε−ε')), for w = O(N^ε) and s = N^ε' words.
 
     >>> shape = CollisionShape.of(ema(256, 1 / 4, 2, seed=0).layers[0])
-    >>> machines_bound(on_machines(shape, 256, 8192, 4, 1), shape, 256, 8192, "N = 256").holds
-    True
+    >>> print(machines_bound(on_machines(shape, 256, 8192, 4, 1), shape, 256, 8192, "N = 256"))
+    machines 3 ≤ 3 = tokens + max(copies, sort + tree) at N = 256
     """
     words = _token_words(shape, shape.heads * shape.value_words)
     homes, copies = -(-n // max(1, memory_words // words)), 0
     if words > memory_words:
         copies = n * -(-shape.tables // (memory_words // (2 * shape.heads * shape.record)))
-    capacity = memory_words / shape.record - 2
-    factor = SAMPLES if built.by_samples else COLUMNS
-    limit = homes + max(copies, factor * shape.records(n) / capacity + 2)
-    return at_most("machines", built.machines, limit, f"tokens + max(copies, {factor}·records/capacity + 2)", at)
+    sort, (_, nodes) = _sorting(shape, n, memory_words)
+    # With three levels of columnsort the machines are not searched for.
+    sorters = sort.machines or COLUMNS * shape.records(n) / (memory_words // shape.record - 1)
+    limit = homes + max(copies, sorters + nodes)
+    return at_most("machines", built.machines, limit, "tokens + max(copies, sort + tree)", at)
 
 
 def at(n: int, layers: int, pair: tuple[float, float]) -> str:

@@ -15,6 +15,7 @@ from annattn.lsh import Hyperplane
 from annattn.mpc import run
 from annattn.mpc.model import word_reals
 from annattn.mpc.protocols import AnnaAttention, SoftmaxAttention
+from annattn.theorems.fewest import fewest, tree_of
 from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_least, at_most, exactly, exponent, silent
 
 __all__ = ["row"]
@@ -44,6 +45,17 @@ def anna(n: int) -> AnnaAttention:
     return AnnaAttention(n, int(ROOM * n**EPSILON_PRIME), tables=planned.tables, value_dim=DIM)
 
 
+def _enough(n: int, tables: int) -> int:
+    """⌈N/⌊s/2ℓw⌋⌉ machines for tokens or, if that is more, the fewest that sort 2ℓN records of w words, with a tree.
+
+    A record is table, code, token, value and count. Each is O(ℓ·N^(1−ε')).
+    """
+    held = int(ROOM * n**EPSILON_PRIME) // (DIM + 4)
+    sort = fewest(2 * tables * n, held - 1)
+    _, nodes = tree_of(-(-2 * tables * n // sort.rows), held - 1)
+    return max(-(-n // (held // (2 * tables))), sort.machines + nodes)
+
+
 def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
     """Softmax attention to machines, N² of them, beside ANNA's count with the same memory.
 
@@ -63,11 +75,12 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
     counts = []
     for n in PLANNED:
         exact, near, at = softmax(n), anna(n), f"N = {n:,}"
+        depth, _ = tree_of(n, exact.limits.memory_words // (2 * (1 + 2 * DIM)))
         counts.append(near.limits.machines)
         bounds += [
             exactly("machines for softmax", exact.limits.machines, n**2, "N²", at),
-            at_most("rounds for softmax", exact.rounds, 2 * math.ceil(1 / EPSILON_PRIME) + 1, "2⌈1/ε'⌉ + 1", at),
-            at_most("machines for ANNA", counts[-1], near.tables * n ** (1 - EPSILON_PRIME) / 4, "ℓ·N^(1−ε')/4", at),
+            exactly("rounds for softmax", exact.rounds, 2 * depth + 1, "2⌈log_a N⌉ + 1, a = ⌊s/(2 + 4m)⌋", at),
+            at_most("machines for ANNA", counts[-1], _enough(n, near.tables), "max(tokens, sort + tree)", at),
             at_least("softmax machines per ANNA machine", n**2 / counts[-1], n, "N", at),
         ]
         notes.append(f"N = {n:,}: {n**2:,} machines for softmax, {counts[-1]:,} for ANNA with {near.tables} tables")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Literal
 
 import numpy as np
@@ -11,11 +12,11 @@ from annattn.compiler import CompiledProtocol, to_transformer, value_widths
 from annattn.compiler.identifiers import Identifiers
 from annattn.compiler.init import init_width
 from annattn.compiler.sizes import senders_per_head
-from annattn.mpc import Protocol, run
+from annattn.mpc import Limits, Protocol, run
 from annattn.mpc.model import Words
-from annattn.theorems.verdict import Bound, Trials, exponent
+from annattn.theorems.verdict import Bound, Trials, at_most, exactly, exponent
 
-__all__ = ["PredictedSizes", "few_partners_memory", "few_partners_width", "simulate", "size_exponents"]
+__all__ = ["FewPartners", "PredictedSizes", "simulate", "size_exponents"]
 
 
 @dataclass(frozen=True)
@@ -49,30 +50,67 @@ class PredictedSizes:
         )
 
 
-def few_partners_memory(partners: int, memory_words: float, *, digits: float, machines: float) -> float:
-    """The words per machine that `docs/few_partners.md` proves enough, with everything rounded up.
+@dataclass(frozen=True)
+class FewPartners:
+    """What `docs/few_partners.md` proves about rewriting a protocol with these limits for k partners, by its formulas.
 
-    (1 + w)·s + max(s, (1 + w)·E), where w is 1 or 2 words of header and E = k((k+1)(L-1) + L-2) packets of excess.
+    digits, machines: L, and the b^L machines of a base b ≤ k + 1. memory_words: (1 + w)·s + max(s, (1 + w)·E), where w
+    is 1 or 2 words of header and E the excess of phases of one digit. hops: the rounds that one round becomes. A phase
+    with r digits to go that puts g of them right takes r - 1 + g rounds; all phases that fit are tried.
 
-    >>> few_partners_memory(2, 8, digits=6, machines=256)
-    92
+    >>> FewPartners.of(Limits(256, 8), 2)
+    FewPartners(digits=6, machines=729, memory_words=92, hops=19, word_bits=64)
     """
-    bits = math.log2((partners + 1) * machines) + math.log2(memory_words) + 2
-    header = 1 if 2 * bits <= 64 else 2
-    excess = max(0, partners * ((partners + 1) * (digits - 1) + max(0, digits - 2)))
-    return (1 + header) * memory_words + max(memory_words, (1 + header) * excess)
 
+    digits: int
+    machines: int
+    memory_words: int
+    hops: int
+    word_bits: int
 
-def few_partners_width(partners: int, memory_words: float, *, digits: float, machines: float) -> float:
-    """The lemma's 12·α⁴·ln q slots of Δ numbers, including all that `with_partners` may round up.
+    @classmethod
+    def of(cls, limits: Limits, partners: int) -> "FewPartners":
+        """From the limits of the original protocol."""
+        digits = next(d for d in count(1) if (partners + 1) ** d >= limits.machines)
+        base = next(b for b in count(1) if b**digits >= limits.machines)
+        s, bits = limits.memory_words, max(1, (base**digits - 1).bit_length()) + limits.memory_words.bit_length()
+        header = 1 if 2 * bits <= 64 else 2
 
-    α = k + 1, q ≤ (k + 1)·P machines, Δ = 6 + 2·s' numbers for words of 64 bits and the s' of `few_partners_memory`.
+        def excess(to_go: int, right: int) -> int:
+            corrections = [base ** (i + 1) * (base - 1) * (to_go - 1 - i) for i in range(right)]
+            return max(*corrections, corrections[-1] + (base - 1) * max(0, to_go - right - 1))
 
-    >>> round(few_partners_width(2, 8, digits=6, machines=256))
-    1227165
-    """
-    message = 6 + 2 * few_partners_memory(partners, memory_words, digits=digits, machines=machines)
-    return (12 * (partners + 1) ** 4 * math.log((partners + 1) * machines) + 1) * message
+        least = max(excess(to_go, 1) for to_go in range(1, digits + 1))
+        spare, hops = max(s, (1 + header) * least), [0]
+        for to_go in range(1, digits + 1):
+            fits = [g for g in range(1, to_go + 1) if g == 1 or (1 + header) * excess(to_go, g) <= spare]
+            hops.append(min(to_go - 1 + g + hops[to_go - g] for g in fits))
+        return cls(digits, base**digits, (1 + header) * s + spare, hops[-1], max(limits.word_bits, 2 // header * bits))
+
+    def bounds(self, rounds: int, partners: int, predicted: PredictedSizes, at: str) -> list[Bound]:
+        """Layers, heads and the lemma's value width of an R-round protocol: exactly these, and the theorem's layers.
+
+        The width is 12·α⁴·ln q slots of Δ numbers, for α = k + 1, q machines and Δ = 6 + 2·s', or 6 + s' for words of
+        at most 32 bits.
+
+        >>> from annattn.mpc import with_partners
+        >>> from annattn.mpc.protocols import Sum
+        >>> protocol = Sum(n=100, memory_words=3)
+        >>> proven = FewPartners.of(protocol.limits, 2)
+        >>> predicted = PredictedSizes.of(with_partners(protocol, 2))
+        >>> [bound.holds for bound in proven.bounds(protocol.rounds, 2, predicted, "N = 100")]
+        [True, True, True, True]
+        """
+        half, senders = self.digits * (self.digits + 1) // 2, min(partners + 1, self.machines)
+        packet = 6 + (2 if self.word_bits > 32 else 1) * self.memory_words
+        width = math.ceil(12 * senders**4 * math.log(self.machines)) * packet
+        layers, formula = "layers, few partners", "⌈12(k+1)⁴·ln q⌉(6 + 2s'), s' = (1+w)s + max(s, (1+w)E)"
+        return [
+            exactly(layers, predicted.layers, rounds * self.hops + 1, "R·Σ(r − 1 + g) + 1", at),
+            at_most(layers, predicted.layers, rounds * half + 1, "R·L(L+1)/2 + 1, L = ⌈log_(k+1) P⌉", at),
+            exactly("heads, few partners", predicted.heads, senders, "k + 1", at),
+            exactly("value width, few partners", predicted.lemma_width, max(1, width), formula, at),
+        ]
 
 
 def size_exponents(

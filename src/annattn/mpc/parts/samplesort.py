@@ -21,7 +21,7 @@ no input has only bad seeds, and a bad seed breaks a limit: an error, never a wr
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -34,10 +34,12 @@ from annattn.mpc.parts.stages import in_order, index_within, join_mail
 from annattn.mpc.parts.tree import Scan, Summary, Tree
 from annattn.seeds import scramble
 
-__all__ = ["Samplesort", "plan_samplesort"]
+__all__ = ["MOST", "Samplesort", "fitting", "nearby", "plan_samplesort"]
 
 FAILURE = 1e-3
 """The estimated probability that a seed is bad, at most. The estimate is on the safe side: see `docs/sorting.md`."""
+MOST = 25
+"""The most machines of a plan, as a multiple of the n/s that hold the records. More would do with less memory."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Samplesort:
 
     >>> plan = plan_samplesort(n=1_000_000, capacity=500)
     >>> plan.arity, plan.levels, plan.team, plan.rounds
-    (9, 4, 10, 23)
+    (9, 4, 13, 23)
     """
 
     rows: int
@@ -229,14 +231,24 @@ def _permutation(size: int, seed: int) -> Numbers:
 def plan_samplesort(n: int, capacity: int, seed: int = 0) -> Samplesort | None:
     """The plan to sort n records, at most `capacity` per machine, in the fewest rounds.
 
-    None if no plan keeps the estimated probability of a bad seed below `FAILURE`. More memory never has none.
+    None if no plan keeps the estimated probability of a bad seed below `FAILURE` on at most `MOST` times as many
+    machines as hold the records. More memory never has none.
     """
     least = _least_capacity(n, capacity)
     if least is None:
         return None
-    near = [tried for tried in _ladder(capacity) if least < tried and 4 * tried > 3 * capacity]
-    plans = [_plan(n, tried, seed) for tried in (least, *near, capacity)]
-    return min((plan for plan in plans if plan is not None), key=lambda plan: (plan.rounds, plan.machines))
+    plans = [_plan(n, tried) for tried in (least, *nearby(capacity))]
+    best = min((plan for plan in plans if plan is not None), key=lambda plan: (plan.rounds, plan.machines))
+    return replace(best, seed=seed)
+
+
+def nearby(capacity: int) -> list[int]:
+    """The capacities to plan for, up to a quarter less: whole arities and levels may suit one of them better.
+
+    >>> nearby(500)
+    [388, 407, 427, 448, 470, 493]
+    """
+    return [tried for tried in _ladder(capacity) if 4 * tried > 3 * capacity]
 
 
 def _ladder(capacity: int) -> list[int]:
@@ -250,21 +262,22 @@ def _ladder(capacity: int) -> list[int]:
 
 @lru_cache(maxsize=4096)
 def _least_capacity(n: int, most: int) -> int | None:
-    return next((tried for tried in _ladder(most) if _plan(n, tried, 0) is not None), None)
+    return next((tried for tried in _ladder(most) if _plan(n, tried) is not None), None)
 
 
 @lru_cache(maxsize=65536)
-def _plan(n: int, capacity: int, seed: int) -> Samplesort | None:
+def _plan(n: int, capacity: int) -> Samplesort | None:
     """The plan of the fewest levels, then on the fewest machines."""
-    for levels in range(1, 200):
-        arity = max(2, _root(-(-n // capacity), levels))
-        while arity * (arity - 1) < capacity and -(-n // arity**levels) * 20 >= capacity:
-            plan = _fitting(n, capacity, levels, arity, seed)
-            if plan is not None:
-                return plan
-            arity += max(1, arity // 16)
-        if capacity * 2**levels > 40 * n:
-            break
+    levels = 1
+    while capacity * 2**levels <= 2 * MOST * n:
+        plans, arity = [], max(2, _root(-(-n // capacity), levels))
+        while arity * (arity - 1) < capacity and arity**levels * capacity <= MOST * n:
+            plans.append(fitting(n, capacity, levels, arity))
+            arity += max(1, arity // 256)
+        found = [plan for plan in plans if plan is not None]
+        if found:
+            return min(found, key=lambda plan: plan.machines)
+        levels += 1
     return None
 
 
@@ -279,45 +292,42 @@ def _root(number: int, power: int) -> int:
     return high
 
 
-def _fitting(n: int, capacity: int, levels: int, arity: int, seed: int) -> Samplesort | None:
-    rows, events = -(-n // arity**levels), 3 * (levels + 1) * arity**levels
-    for share in (0.6, 0.45, 0.3, 0.2, 0.1):
-        sample = int(share * (capacity - arity * (arity - 1)))
-        if sample < 2 or events == 0:
-            continue
-        # As large a team as there are records to draw, but no larger than its leader can hear and tell.
-        team = min(rows * arity // sample, 3 * arity, capacity // arity)
-        if team < 1 or rows + _copies(sample * team, arity, levels) > capacity:
-            continue
-        ratio = _largest_bucket(rows, sample, team, arity, levels, capacity, events)
-        tails = [
-            _poisson_tail(rows * ratio, capacity - arity),
-            _poisson_tail(sample * ratio, capacity - arity * (arity - 1)),
-        ]
-        if max(tails) < math.log(FAILURE / events):
-            return Samplesort(rows, arity, levels, team, sample, capacity, seed)
-    return None
+SHARES = np.array([0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05])
+"""Records per machine of a wave that are tried, as shares of the room for them."""
+TEAMS = np.array([0.5, 0.75, 1, 1.5, 2, 3, 4, 6])
+"""Machines of a team that are tried, as multiples of the arity."""
 
 
-def _copies(drawn: int, arity: int, levels: int) -> int:
-    """The most copies that one machine sends to the waves."""
-    return sum(-(-drawn // arity ** (levels - wave)) for wave in range(levels))
+def fitting(n: int, capacity: int, levels: int, arity: int) -> Samplesort | None:
+    """The plan on the fewest machines with this number of levels and this arity, or None if none is safe enough.
 
-
-def _largest_bucket(rows: int, sample: int, team: int, arity: int, levels: int, capacity: int, events: int) -> float:
-    """By how much the largest bucket exceeds the mean.
-
-    The logarithm of a bucket's size is about normal. A level adds the variance of a quantile of c·m samples, which is
-    (a-1)/(c·m), less for samples of most records, and that of the leader's view of them: c roundings to one of s/c.
+    >>> fitting(1_000_000, 500, levels=4, arity=9)
+    Samplesort(rows=153, arity=9, levels=4, team=13, sample=128, capacity=500, seed=0)
     """
-    drawn = team * sample
-    variance = levels * arity**2 * team / (6 * capacity**2)
-    variance += sum((arity - 1) / drawn * (1 - drawn / (rows * arity**level)) for level in range(1, levels + 1))
-    return math.exp(math.sqrt(2 * variance * math.log(events / FAILURE)))
+    rows, events = -(-n // arity**levels), 3 * (levels + 1) * arity**levels
+    if rows > capacity or _poisson_tail(np.array(float(rows)), capacity - arity) >= math.log(FAILURE / events):
+        return None
+    room = capacity - arity * (arity - 1)
+    sample, team = np.meshgrid(np.floor(SHARES * room), np.minimum(np.floor(TEAMS * arity), capacity // arity))
+    drawn = sample * team
+    # Of a bucket with fewer records than that, all are drawn.
+    left = float(arity) ** np.arange(1, levels + 1) * float(rows)
+    missing = np.maximum(0, 1 - drawn[..., None] / left)
+    copies = np.minimum(rows, np.ceil(drawn[..., None] / float(arity) ** np.arange(1, levels + 1))).sum(axis=-1)
+    # The logarithm of a bucket's size is about normal. A level adds the variance of a quantile of c·m samples, which is
+    # (a-1)/(c·m), less for samples of most records, and that of the leader's view of them: c roundings to one of s/c.
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        variance = levels * arity**2 * team / (6.0 * capacity**2) + (arity - 1) / drawn * missing.sum(axis=-1)
+        ratio = np.exp(np.sqrt(2 * variance * math.log(events / FAILURE)))
+        tails = np.maximum(_poisson_tail(rows * ratio, capacity - arity), _poisson_tail(sample * ratio, room))
+    safe = (sample >= 2) & (team >= 1) & (rows + copies <= capacity) & (tails < math.log(FAILURE / events))
+    if not safe.any():
+        return None
+    at = np.unravel_index(np.argmin(np.where(safe, team, np.inf)), team.shape)
+    plan = Samplesort(rows, arity, levels, int(team[at]), int(sample[at]), capacity)
+    return plan if plan.machines * capacity <= MOST * n else None
 
 
-def _poisson_tail(mean: float, limit: int) -> float:
+def _poisson_tail(mean: NDArray[np.float64], limit: float) -> NDArray[np.float64]:
     """The logarithm of a bound on the chance of more than `limit` events (Chernoff)."""
-    if limit <= mean:
-        return 0.0
-    return limit - mean - limit * math.log(limit / mean)
+    return np.where(mean < limit, limit - mean - limit * np.log(limit / np.minimum(mean, limit)), 0.0)
