@@ -34,3 +34,10 @@ def test_a_folder_is_held_by_one_process_and_free_when_that_is_killed(tmp_path):
     with held(tmp_path):
         assert (tmp_path / "lock").exists()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_cannot_be_held_as_a_folder(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "inside"):
+        with pytest.raises(InputError, match="a file or inside one, expected a folder"), held(path):
+            pass

@@ -91,7 +91,10 @@ def held(folder: Path) -> Iterator[None]:
     ...     [one.name for one in Path(folder).iterdir()]
     ['lock']
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise InputError("folder", given=f"{folder}, a file or inside one", expected="a folder") from None
     if fcntl is None:
         yield
         return

@@ -128,6 +128,10 @@ def damaged(folder):
     (folder / "part-0.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00{")
 
 
+def blank(folder):
+    (folder / "part-0.npy").touch()
+
+
 def scalar(folder):
     np.save(folder / "part-0.npy", np.uint64(3))
 
@@ -146,16 +150,18 @@ def objects(folder):
     [
         (lambda folder: None, "without parts, expected a folder of .npy or .parquet files"),
         (damaged, "part-0.npy, expected an array saved by numpy.save"),
+        (blank, "part-0.npy, expected an array saved by numpy.save"),
         (scalar, "expected one word, or one row of words, per record"),
         (widths, "2 words per record in part-0.npy and 3 words per record in part-1.npy, expected one width"),
         (objects, "part-0.npy, expected an array saved by numpy.save"),
     ],
-    ids=["empty", "damaged", "scalar", "widths", "objects"],
+    ids=["empty", "damaged", "blank", "scalar", "widths", "objects"],
 )
 def test_a_folder_that_cannot_be_read_is_refused(tmp_path, make, said):
     make(tmp_path)
-    with pytest.raises(InputError, match=said):
-        run(Sort(2, 4), tmp_path)
+    for folder in (tmp_path, str(tmp_path)):
+        with pytest.raises(InputError, match=said):
+            run(Sort(2, 4), folder)
 
 
 @pytest.mark.parametrize("words", [np.array([1.5, 2.5]), np.array([-1, 2])])

@@ -95,6 +95,22 @@ def test_words_that_are_none_are_refused_by_the_worker_that_reads_them(tmp_path)
         run(Sort(4, 4), folder, engine="ray")
 
 
+@pytest.mark.parametrize("name", ["Sort", "Permute"])
+def test_a_part_that_changes_after_it_was_counted_is_refused_and_leaves_no_output(tmp_path, name):
+    protocol = PROTOCOLS[name](20, 60)
+    words = protocol.sample(np.random.default_rng(0))
+    parts = PartFiles.open(in_folder(tmp_path / "in", *np.split(words, [5, 12])))
+    for length in (3, 9):
+        np.save(parts.paths[1], words[:length])
+        with pytest.raises(InputError, match=f"with {length} records, expected the 7 it had when the run began"):
+            run(protocol, parts, engine="ray", output=tmp_path / "out")
+    parts.paths[1].unlink()
+    for options in ({}, {"checkpoints": tmp_path / "kept"}):
+        with pytest.raises(InputError, match=r"part: got .*, expected a.*No such file"):
+            run(protocol, parts, engine="ray", output=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
 DRIVER = textwrap.dedent(
     """
     import os, sys, json, signal
@@ -143,7 +159,7 @@ def test_a_driver_that_is_killed_goes_on_from_the_last_finished_round(tmp_path, 
 
     other = drive(tmp_path, -1, address, memory=41)
     assert other.returncode != 0
-    assert "of a run with another limits" in other.stderr
+    assert "of a run with different limits" in other.stderr
 
     again = drive(tmp_path, -1, address)
     assert again.returncode == 0, again.stderr
@@ -165,7 +181,7 @@ def test_a_run_that_breaks_a_limit_keeps_its_checkpoint_and_a_damaged_one_is_ref
     saved = tmp_path / "kept" / "run.json"
     assert json.loads(saved.read_text())["round"] == 3
     saved.write_text("{")
-    with pytest.raises(InputError, match=r"run\.json, damaged, expected what a run saved"):
+    with pytest.raises(InputError, match=r"run\.json, damaged or missing, .*; remove the folder to start anew"):
         run(protocol, range(9), engine="ray", checkpoints=tmp_path / "kept")
 
 
@@ -181,12 +197,27 @@ def test_a_lost_piece_of_a_checkpoint_is_an_error_that_says_what_to_do(tmp_path)
     with pytest.raises(ValueError, match="once"):
         run(protocol, range(9), engine="ray", shards=2, checkpoints=tmp_path / "kept")
     calls.write_text("")
-    piece = next((tmp_path / "kept" / "round-00001").glob("shard-00001.npz"))
-    held = piece.read_bytes()
-    piece.write_bytes(held[:50])
-    with pytest.raises(InputError, match=r"shard-00001.npz, expected mail that a run saved; .*remove the folder"):
-        run(protocol, range(9), engine="ray", shards=2, checkpoints=tmp_path / "kept")
-    piece.write_bytes(held)
+    kept = tmp_path / "kept"
+    about = json.loads((kept / "run.json").read_text())
+    other = (kept / "round-00001" / "shard-00000.npz").read_bytes()
+    for name, damaged, said in [
+        ("round-00001/shard-00001.npz", None, "expected mail that a run saved; .*No such file"),
+        ("round-00001/shard-00001.npz", b"", "expected mail that a run saved"),
+        ("round-00001/shard-00001.npz", other, "mail for machines that are not 2 to 2"),
+        ("loads-00001.npz", None, "loads-00001.npz, damaged or missing"),
+        ("loads-00001.npz", b"rubbish", "loads-00001.npz, damaged or missing"),
+        ("loads-00001.npz", other, "loads-00001.npz, damaged or missing"),
+        ("run.json", json.dumps({**about, "round": 99}).encode(), "run.json, damaged"),
+        ("run.json", json.dumps({**about, "whose": 3}).encode(), "run.json, damaged"),
+    ]:
+        whole = (kept / name).read_bytes()
+        (kept / name).unlink() if damaged is None else (kept / name).write_bytes(damaged)
+        with pytest.raises(InputError, match=f"{said}.*remove the folder to start anew"):
+            run(protocol, range(9), engine="ray", shards=2, checkpoints=kept)
+        (kept / name).write_bytes(whole)
+    for shards, words, differs in [(3, range(9), "shards"), (2, range(1, 10), "input")]:
+        with pytest.raises(InputError, match=f"kept, of a run with different {differs}, expected an empty folder"):
+            run(protocol, words, engine="ray", shards=shards, checkpoints=kept)
     result = run(protocol, range(9), engine="ray", shards=2, checkpoints=tmp_path / "kept")
     assert result.output.tolist() == [number + 4 for number in range(9)]
     assert result.trace == run(protocol, range(9)).trace

@@ -67,6 +67,15 @@ class PartFiles:
         """For each part, how many records come before it."""
         return tuple(accumulate(self.lengths, initial=0))[:-1]
 
+    @staticmethod
+    def stamp(path: Path) -> tuple[int, int]:
+        """Size and time of the last change, which tell that a part is still what it was."""
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise InputError("part", given=str(path), expected="a file that is there", hint=str(error)) from None
+        return found.st_size, found.st_mtime_ns
+
     def whole(self) -> NDArray[Any]:
         """All parts in one array."""
         parts = [read_part(path) for path, length in zip(self.paths, self.lengths, strict=True) if length]
@@ -142,7 +151,7 @@ def _shape(path: Path) -> tuple[int, int]:
 def _load(path: Path, mode: Any) -> NDArray[Any]:
     try:
         return np.load(path, mmap_mode=mode, allow_pickle=False)
-    except (OSError, ValueError, SyntaxError) as error:
+    except (OSError, EOFError, ValueError, SyntaxError) as error:
         raise InputError("part", given=str(path), expected="an array saved by numpy.save", hint=str(error)) from None
 
 

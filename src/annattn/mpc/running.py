@@ -17,7 +17,7 @@ __all__ = ["run"]
 
 def run(
     protocol: Protocol,
-    words: ArrayLike | PartFiles | Path | Any,
+    words: ArrayLike | PartFiles | str | Path | Any,
     engine: str = "local",
     *,
     progress: bool | Progress = False,
@@ -25,7 +25,7 @@ def run(
 ) -> Result:
     """Run a protocol on its input under its limits: in this process (`local`), on Ray (`ray`), or any of `ENGINES`.
 
-    `words` is an array, or a folder of .npy or Parquet files (a `Path` or `PartFiles`); `ray` also takes a Ray Dataset.
+    `words` is an array, or a folder of .npy or Parquet files (its path or `PartFiles`); `ray` also takes a Ray Dataset.
     `progress=True` writes one line per round to standard error; a callable gets (load, rounds). Further options belong
     to the engine: both take `output`, a folder, and `ray` also `shards`, `address`, `references` and `checkpoints`.
 
@@ -43,7 +43,7 @@ def run(
 def _input(protocol: Protocol, words: Any, kind: type[Engine], engine: str) -> Any:
     """The input as the engine takes it: in parts as it is, or as an array."""
     check_protocol(protocol)
-    if isinstance(words, Path):
+    if isinstance(words, str | Path):
         words = PartFiles.open(words)
     if isinstance(words, PartFiles):
         check_shape(protocol, words.records, words.width)

@@ -18,6 +18,9 @@ from annattn.mpc.trace import RoundLoad
 
 __all__ = ["Checkpoints", "identity", "load_inbox", "save_inbox"]
 
+_UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile)
+_ANEW = "remove the folder to start anew"
+
 
 def identity(protocol: Protocol, shards: int, given: Any) -> dict[str, Any]:
     """What must be the same for a run to go on from a checkpoint: protocol, shards, and a description of the input."""
@@ -40,14 +43,17 @@ def save_inbox(folder: Path, round_: int, shard: int, mail: Mail) -> None:
         np.savez(file, dest=mail.dest, src=mail.src, words=mail.words)
 
 
-def load_inbox(folder: Path, round_: int, shard: int) -> Mail:
-    """What `save_inbox` wrote; in a worker."""
+def load_inbox(folder: Path, round_: int, shard: int, own: range) -> Mail:
+    """What `save_inbox` wrote for the machines of a shard; in a worker."""
     path = _round_folder(folder, round_) / f"shard-{shard:05}.npz"
     try:
         with np.load(path, allow_pickle=False) as columns:
-            return Mail(columns["dest"], columns["src"], columns["words"])
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
-        hint = f"{error}; remove the folder to start anew"
+            mail = Mail(columns["dest"], columns["src"], columns["words"])
+        if len(mail) and not (own.start <= mail.dest.min() <= mail.dest.max() < own.stop):
+            raise ValueError(f"mail for machines that are not {own.start} to {own.stop - 1}")
+        return mail
+    except _UNREADABLE as error:
+        hint = f"{error}; {_ANEW}"
         raise InputError("checkpoint", given=str(path), expected="mail that a run saved", hint=hint) from None
 
 
@@ -65,22 +71,29 @@ class Checkpoints:
             return 0
         try:
             saved = json.loads(path.read_text())
-            round_, whose = int(saved["round"]), saved["whose"]
-        except (OSError, ValueError, KeyError, TypeError):
-            hint = "remove the folder to start anew"
-            raise InputError("checkpoints", given=f"{path}, damaged", expected="what a run saved", hint=hint) from None
+            round_, whose = int(saved["round"]), dict(saved["whose"])
+        except _UNREADABLE:
+            raise _damaged(path) from None
         mine = json.loads(json.dumps(self.whose))
         if whose != mine:
             other = [name for name in mine if whose.get(name) != mine[name]]
-            given = f"{self.folder}, of a run with another {' and another '.join(other)}"
-            raise InputError("checkpoints", given=given, expected="an empty folder, or one of the same run")
+            given = f"{self.folder}, of a run with different {' and '.join(other)}"
+            raise InputError("checkpoints", given=given, expected="an empty folder, or one of the same run", hint=_ANEW)
+        if not 0 < round_ < mine["rounds"]:
+            raise _damaged(path)
         return round_
 
     def loads(self, limits: Limits) -> list[RoundLoad]:
         """The loads of the rounds that were finished."""
         round_ = self.finished()
-        with np.load(self.folder / f"loads-{round_:05}.npz", allow_pickle=False) as saved:
-            sent, received = saved["sent"], saved["received"]
+        path = self.folder / f"loads-{round_:05}.npz"
+        try:
+            with np.load(path, allow_pickle=False) as saved:
+                sent, received = saved["sent"], saved["received"]
+        except _UNREADABLE:
+            raise _damaged(path) from None
+        if not sent.shape == received.shape == (round_, limits.machines):
+            raise _damaged(path)
         return [RoundLoad(number, sent[number], received[number]) for number in range(round_)]
 
     def save(self, round_: int, loads: Sequence[RoundLoad]) -> None:
@@ -96,13 +109,18 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Delete everything: the run has ended."""
-        for path in self.folder.glob("round-*"):
-            shutil.rmtree(path, ignore_errors=True)
+        """Delete everything: the run has ended. First what says that there is something to go on from."""
         for path in (self.folder / "run.json", *self.folder.glob("loads-*.npz")):
             path.unlink(missing_ok=True)
+        for path in self.folder.glob("round-*"):
+            shutil.rmtree(path, ignore_errors=True)
         with suppress(OSError):
             self.folder.rmdir()
+
+
+def _damaged(path: Path) -> InputError:
+    given = f"{path}, damaged or missing"
+    return InputError("checkpoints", given=given, expected="what a run saved", hint=_ANEW)
 
 
 def _round_folder(folder: Path, round_: int) -> Path:

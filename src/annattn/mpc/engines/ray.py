@@ -172,12 +172,12 @@ class _Run:
         records = sum(lengths)
         if protocol.takes_parts:
             task = self._task(ray_tasks.scatter_part, shards + 1)
-            firsts = list(accumulate(lengths, initial=0))[:-1]
+            spans = [range(end - length, end) for length, end in zip(lengths, accumulate(lengths), strict=True)]
             refs = [
-                task.remote(self._held, shards, first, records, part) for first, part in zip(firsts, parts, strict=True)
+                task.remote(self._held, shards, span, records, part) for span, part in zip(spans, parts, strict=True)
             ]
         else:
-            refs = [self._task(ray_tasks.scatter_all, shards + 1).remote(self._held, shards, *parts)]
+            refs = [self._task(ray_tasks.scatter_all, shards + 1).remote(self._held, shards, lengths, *parts)]
         require_sent(-1, self._reports("the input", [ref[0] for ref in refs]))
         return [[ref[1 + shard] for ref in refs] for shard in range(shards)]
 
@@ -227,7 +227,7 @@ def _description(given: Words | PartFiles | Any) -> Any:
         digest = hashlib.sha256(np.ascontiguousarray(given).data).hexdigest()
         return {"shape": list(given.shape), "sha256": digest}
     if isinstance(given, PartFiles):
-        return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in given.paths]
+        return [[path.name, *given.stamp(path)] for path in given.paths]
     # The blocks of a dataset may be computed anew each time; nothing about them is known to stay.
     return "a dataset"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from annattn.errors import LimitError
+from annattn.errors import InputError, LimitError
 from annattn.mpc.delivery import check_sent, deliver, deliver_input, have_mail, step
 from annattn.mpc.engines.checkpoints import load_inbox, save_inbox
 from annattn.mpc.engines.reports import Report, late_breach, received_words
@@ -32,14 +32,14 @@ def count_rows(table: Any) -> tuple[int, int]:
     return len(words), words.shape[1] if words.ndim == 2 else 1
 
 
-def scatter_part(protocol: Protocol, shards: int, first: int, records: int, part: Any) -> tuple[Any, ...]:
-    """Place one part of the input: a report, and the mail for every shard."""
+def scatter_part(protocol: Protocol, shards: int, span: range, records: int, part: Any) -> tuple[Any, ...]:
+    """Place one part of the input, which is a span of all records: a report, and the mail for every shard."""
     limits = protocol.limits
     # Nobody sent the input, so there is no limit on partners.
     any_partners = Limits(limits.machines, limits.memory_words, limits.word_bits)
     try:
-        words = _words(part)
-        mail = protocol.scatter_part(words.copy(), first, records) if len(words) else _no_mail()
+        words = _words(part, len(span))
+        mail = protocol.scatter_part(words.copy(), span.start, records) if len(words) else _no_mail()
     except Exception as error:
         return Report(failed=(error, traceback.format_exc())), *_blank(shards)
     try:
@@ -49,10 +49,11 @@ def scatter_part(protocol: Protocol, shards: int, first: int, records: int, part
     return _posted(Report(width=_width(mail)), mail, limits, shards)
 
 
-def scatter_all(protocol: Protocol, shards: int, *parts: Any) -> tuple[Any, ...]:
+def scatter_all(protocol: Protocol, shards: int, lengths: Sequence[int], *parts: Any) -> tuple[Any, ...]:
     """Place an input that the protocol must see as a whole: a report, and the mail for every shard."""
     try:
-        blocks = [words for words in map(_words, parts) if len(words)] or [_words(parts[0])]
+        blocks = list(map(_words, parts, lengths))
+        blocks = [words for words in blocks if len(words)] or blocks[:1]
         mail = deliver_input(protocol, np.concatenate(blocks))
     except LimitError as broken:
         return Report(broken=broken), *_blank(shards)
@@ -71,7 +72,7 @@ def run_round(
     limits = protocol.limits
     own = machines_of_shard(shard, limits.machines, shards)
     try:
-        mail = _delivered(pieces, limits) if pieces or keep is None else load_inbox(keep, round_, shard)
+        mail = _delivered(pieces, limits) if pieces or keep is None else load_inbox(keep, round_, shard, own)
     except Exception as error:
         return Report(failed=(error, traceback.format_exc())), *_blank(shards)
     received = received_words(mail, own)
@@ -134,11 +135,21 @@ def gather_all(protocol: Protocol, folder: Path | None, *pieces: Columns) -> tup
     return report, output
 
 
-def _words(part: Any) -> Words:
+def _words(part: Any, records: int) -> Words:
     """A part of the input: a file, a block of a dataset, or an array."""
     if isinstance(part, Path):
-        return as_words(read_part(part))
-    return part if isinstance(part, np.ndarray) else table_words(part)
+        words = as_words(read_part(part))
+    else:
+        words = part if isinstance(part, np.ndarray) else table_words(part)
+    if len(words) != records:
+        where = f"{part} with " if isinstance(part, Path) else ""
+        raise InputError(
+            "part",
+            given=f"{where}{len(words)} records",
+            expected=f"the {records} it had when the run began",
+            hint="let nothing change the input meanwhile",
+        )
+    return words
 
 
 def _posted(report: Report, mail: Mail, limits: Limits, shards: int) -> tuple[Any, ...]:
