@@ -12,7 +12,6 @@ from rich.progress import MofNCompleteColumn
 from annattn.checks import did_you_mean, require_choice, require_count
 from annattn.cli.terminal import Integer, JsonFlag, print_json, print_line, progress_bar, stderr_console
 from annattn.data import load
-from annattn.errors import InputError
 from annattn.experiments import RECIPES, Recipe
 from annattn.experiments import Progress as Step
 from annattn.experiments import train as run_training
@@ -52,16 +51,16 @@ def train(
         recipe = recipe.shortened(share)
     require_count("--save-every", save_every)
     place = folder or Path("runs") / f"{name}-{seed}"
-    if isinstance(recipe, TextRecipe) and _processes() > 1:
-        raise InputError(
-            "recipe", given=f"{name} on {_processes()} processes", expected="one process for a recipe on text"
-        )
     console = stderr_console()
     with _one_of_several() as speaks:
+        if isinstance(recipe, TextRecipe):
+            _fetch_once(recipe.corpus, speaks)
         try:
             if speaks:
                 train_with_bar(recipe, name, seed, place, console, save_every)
-            elif isinstance(recipe, Recipe):
+            elif isinstance(recipe, TextRecipe):
+                train_text(recipe, load(recipe.corpus), seed=seed, folder=place, save_every=save_every)
+            else:
                 run_training(recipe, seed=seed, folder=place, save_every=save_every)
         except KeyboardInterrupt:
             if speaks:
@@ -94,6 +93,16 @@ def _one_of_several() -> Iterator[bool]:
     join_torchrun()
     yield dist.get_rank() == 0
     leave_torchrun()
+
+
+def _fetch_once(corpus: str, fetches: bool) -> None:
+    """Of several processes one fetches the corpus, and the others find it."""
+    if _processes() > 1:
+        import torch.distributed as dist
+
+        if fetches:
+            load(corpus)
+        dist.barrier()
 
 
 def train_with_bar(

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -85,15 +84,26 @@ class Ranks:
         """This process's share of a batch, in the order of the ranks."""
         if self.size == 1:
             return batch
-        mine = np.array_split(np.arange(len(batch)), self.size)[self.rank]
+        mine = self.rows(len(batch))
         return Batch(batch.inputs[mine], batch.targets[mine], batch.mask[mine])
+
+    def rows(self, batch: int) -> slice:
+        """Which rows of a batch are this process's.
+
+        >>> Ranks().rows(5)
+        slice(0, 5, None)
+        """
+        return slice(batch * self.rank // self.size, batch * (self.rank + 1) // self.size)
 
     def parallel(self, model: Transformer) -> Callable[[Tensor, Any, int], Tensor]:
         """(inputs, mechanisms, seed of the hash functions) to logits; the gradients are the sums over all processes."""
-        step = _Step(model)
+        return self.adding(_Step(model))
+
+    def adding(self, module: nn.Module) -> nn.Module:
+        """The module, with gradients that are the sums over all processes."""
         if self.size == 1:
-            return step
-        parallel = DistributedDataParallel(step)
+            return module
+        parallel = DistributedDataParallel(module)
         parallel.register_comm_hook(None, _add_in_order)
         return parallel
 

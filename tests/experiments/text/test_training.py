@@ -9,6 +9,7 @@ import torch
 
 from annattn.data import Text
 from annattn.errors import InputError
+from annattn.experiments.ranks import Ranks
 from annattn.experiments.text import (
     TEXT_RECIPES,
     TextConfig,
@@ -57,7 +58,7 @@ def test_another_run_in_the_folder_is_refused(tmp_path):
 
 
 def test_noise_rises_to_the_recipes_and_rates_fall():
-    run = _Run(dataclasses.replace(RECIPE, noise=0.8, ramp=0.5), tiny(), 0, None)
+    run = _Run(dataclasses.replace(RECIPE, noise=0.8, ramp=0.5), tiny(), 0, None, Ranks())
     noises, rates = [], []
     for _ in range(6):
         run.advance()

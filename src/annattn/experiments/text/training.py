@@ -5,15 +5,18 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from annattn.checks import require_count, require_number
 from annattn.data import Text
 from annattn.errors import InputError
+from annattn.experiments.ranks import Ranks
 from annattn.experiments.run_files import write_run
 from annattn.experiments.text.model import TextConfig, TextModel
 from annattn.experiments.text.needles import plant_twice
@@ -85,6 +88,8 @@ def train_text(
 ) -> TextModel:
     """Run the recipe, or go on with the run in `folder`; returns the model, ready to read.
 
+    Where torch.distributed is initialised, all processes of its default group train one model, as for `train`.
+
     Args:
         recipe: what to train.
         text: its corpus.
@@ -97,30 +102,48 @@ def train_text(
     """
     if text.name != recipe.corpus:
         raise InputError("text", given=text.name, expected=f"the recipe's corpus, {recipe.corpus}")
-    with held(folder) if folder is not None else contextlib.nullcontext():
-        run = _Run(recipe, text, check_seed(seed), folder)
+    ranks = Ranks()
+    with held(folder) if folder is not None and ranks.writes else contextlib.nullcontext():
+        run = _started(recipe, text, seed, folder, ranks, f"{save_every}, {stop_at}")
         last = recipe.steps if stop_at is None else min(stop_at, recipe.steps)
         with between_steps() as stop_if_asked:
             try:
                 while run.step < last:
                     loss = run.advance()
-                    if report:
+                    if report and ranks.writes:
                         report(Progress(run.step, recipe.steps, loss, loss / math.log(2), 0.0))
-                    stop_if_asked()
+                    ranks.stop_together(stop_if_asked)
                     if run.step % save_every == 0 and run.step < last:
                         run.save()
             except KeyboardInterrupt:
                 run.save()
                 raise
+            except RuntimeError as error:
+                raise ranks.named(error, run.step) from error
             run.save()
         return run.model.eval()
+
+
+def _started(recipe: TextRecipe, text: Text, seed: int, folder: Path | None, ranks: Ranks, options: str) -> "_Run":
+    """The run where it stands; all processes learn of an error of one, and get the state that the first one read."""
+    run, error = None, None
+    try:
+        ranks.check_batch(recipe.batch)
+        run = _Run(recipe, text, check_seed(seed), folder if ranks.writes else None, ranks)
+    except Exception as found:
+        error = found
+    about = {"recipe": asdict(recipe), "seed": seed, "text": text.sha256, "save_every and stop_at": options}
+    ranks.agree({name: str(value) for name, value in about.items()}, error)
+    assert run is not None
+    run.take(ranks.spread(run.held() if ranks.writes else None))
+    return run
 
 
 class _Run:
     """The model, the optimiser and the number of the next step."""
 
-    def __init__(self, recipe: TextRecipe, text: Text, seed: int, folder: Path | None) -> None:
-        self.recipe, self.text, self.seed, self.folder = recipe, text, seed, folder
+    def __init__(self, recipe: TextRecipe, text: Text, seed: int, folder: Path | None, ranks: Ranks) -> None:
+        self.recipe, self.text, self.seed, self.folder, self.ranks = recipe, text, seed, folder, ranks
         self.model = TextModel(recipe.model, seed=seed).train()
         self.optimiser = torch.optim.AdamW(
             self.model.parameters(), lr=recipe.rate, betas=(0.9, 0.98), weight_decay=0.01
@@ -128,6 +151,22 @@ class _Run:
         self.step, self.log = 0, ["step,bits"]
         if folder is not None and (folder / "run.json").exists():
             self._resume(folder)
+
+    def held(self) -> tuple[dict[str, Tensor], dict[str, Any], int]:
+        """Weights, the optimiser's state and the step."""
+        return self.model.state_dict(), self.optimiser.state_dict(), self.step
+
+    def take(self, state: tuple[dict[str, Tensor], dict[str, Any], int]) -> None:
+        """Go on from what another process holds."""
+        if not self.ranks.writes:
+            self.model.load_state_dict(state[0])
+            self.optimiser.load_state_dict(state[1])
+            self.step = state[2]
+
+    @cached_property
+    def forward(self) -> nn.Module:
+        """The model whose gradients are those of all processes."""
+        return self.ranks.adding(self.model)
 
     def advance(self) -> float:
         """One step of gradient descent; returns the loss before it."""
@@ -146,20 +185,22 @@ class _Run:
         if recipe.facts:
             rows, answers = plant_twice(rows, recipe.facts, (self.seed, step, 1))
             weights[answers] = recipe.weight
-        tokens, weight = torch.from_numpy(rows), torch.from_numpy(weights)[:, 1:].flatten()
-        logits = self.model(tokens[:, :-1]).flatten(0, 1)
+        total, mine = torch.from_numpy(weights)[:, 1:].flatten().sum(), self.ranks.rows(len(rows))
+        tokens, weight = torch.from_numpy(rows[mine]), torch.from_numpy(weights[mine])[:, 1:].flatten()
+        logits = self.forward(tokens[:, :-1]).flatten(0, 1)
         losses = torch.nn.functional.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="none")
-        loss = (losses * weight).sum() / weight.sum()
-        if not loss.isfinite():
-            raise InputError("loss", given=f"{loss.item()} at step {step}", expected="a finite number")
+        loss = (losses * weight).sum() / total
+        (reached,) = self.ranks.total(loss.item())
+        if not math.isfinite(reached):
+            raise InputError("loss", given=f"{reached} at step {step}", expected="a finite number")
         self.optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimiser.step()
         self.step += 1
         if self.step % 50 == 0 or self.step == recipe.steps:
-            self.log.append(f"{self.step},{loss.item() / math.log(2):.4f}")
-        return loss.item()
+            self.log.append(f"{self.step},{reached / math.log(2):.4f}")
+        return reached
 
     @property
     def about(self) -> dict[str, Any]:
