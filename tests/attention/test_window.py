@@ -120,6 +120,11 @@ def test_a_window_as_long_as_the_sequence_is_softmax_attention(combine):
     hasher = Hyperplane(4).sample(tables=5, hashes=2)
     for is_causal in (False, True):
         out = aa.window_attention(query, key, value, hasher, window=50, combine=combine, gate=-3.0, is_causal=is_causal)
+        # A longer one is the same, and takes no more memory.
+        longer = aa.window_attention(
+            query, key, value, hasher, window=2**40, combine=combine, gate=-3.0, is_causal=is_causal
+        )
+        torch.testing.assert_close(longer, out)
         expected = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, is_causal=is_causal, enable_gqa=True
         )

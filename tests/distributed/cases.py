@@ -81,6 +81,8 @@ class Case:
         if self.documents == "numbers":
             tensors["documents"] = torch.randint(0, 5, (self.batch, n), generator=made)
         whole: dict[str, Any] = dict(self.options)
+        if self.documents == "slices":  # one per rank
+            whole["documents"] = torch.tensor([0, *self.cut]).cumsum(0)
         if self.documents == "boundaries":
             ends = torch.randint(0, n + 1, (5,), generator=made).sort().values
             whole["documents"] = torch.cat([torch.tensor([0]), ends, torch.tensor([n])])

@@ -32,6 +32,24 @@ def test_any_cut_gives_the_numbers_of_one_process(pool, cut, way, is_causal):
     assert ways == ([] if len(cut) == 1 else [way, way])
 
 
+@pytest.mark.parametrize("way", BOTH_WAYS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(cut=(0, 0, 0)),
+        Case(cut=(0, 5, 0), documents="numbers"),
+        Case(cut=(3, 4), batch=0),
+        Case(cut=(3, 4), heads=0, key_heads=0),
+        Case(cut=(3, 4), width=0),
+        Case(cut=(3, 4), width=0, kind="window", options={"window": 2}),
+        Case(cut=(0, 0), kind="exact"),
+    ],
+    ids=str,
+)
+def test_nothing_to_attend_to_is_no_error(pool, case, way):
+    compare(pool, case.but(options={**case.options, "way": way}))
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("way", BOTH_WAYS)
 @pytest.mark.parametrize(
@@ -39,6 +57,7 @@ def test_any_cut_gives_the_numbers_of_one_process(pool, cut, way, is_causal):
     [
         THREE.but(masked=True, per_head=True),
         THREE.but(documents="boundaries"),
+        THREE.but(documents="slices"),
         THREE.but(documents="numbers", masked=True),
         THREE.but(hashes=70),
         THREE.but(hashes=70, documents="numbers"),
@@ -103,7 +122,7 @@ def test_a_window_reaches_into_the_slices_around(pool, cut, options):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("documents", ["boundaries", "numbers"])
+@pytest.mark.parametrize("documents", ["boundaries", "numbers", "slices"])
 def test_a_window_with_documents_and_a_mask(pool, documents, is_causal):
     options = {"window": 5, "shift": int(is_causal), "is_causal": is_causal}
     compare(pool, THREE.but(kind="window", masked=True, documents=documents, options=options))

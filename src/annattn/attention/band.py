@@ -45,6 +45,7 @@ def band_softmax(
     if n == 0 or m == 0 or window == 0 or query.numel() == 0:
         empty = query.new_full((batch, heads, n), -torch.inf, dtype=dtype)
         return Partial(query.new_zeros(batch, heads, n, width, dtype=dtype), empty)
+    window = min(window, max(n, m))  # no two are further apart, and blocks are as long as the window
     scale = 1 / math.sqrt(dim) if scale is None else scale
     numbers = (None, None) if documents is None else (documents.query, documents.key)
     found = band(BandInputs(query, key, value, window, scale, is_causal, key_mask, *numbers))

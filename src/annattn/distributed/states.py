@@ -100,7 +100,7 @@ def fill(codes: Tensor, rows: Tensor, heads: int, bound: int) -> tuple[Tensor, T
         total, count = bucket_sum(every, codes[..., table : table + 1], rows, Order.ALL, bound, False)
         sums.append(total)
         counts.append(count)
-    return torch.stack(sums, 2).reshape(-1, rows.shape[-1]), torch.stack(counts, 2).reshape(-1, 1)
+    return torch.stack(sums, 2).flatten(0, 3), torch.stack(counts, 2).flatten()[:, None]
 
 
 def read(state: Tensor, codes: Tensor, heads: int, bound: int) -> Tensor:
