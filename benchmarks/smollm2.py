@@ -24,8 +24,8 @@ from annattn.data import load as load_text
 from annattn.integrations.huggingface import convert
 
 LENGTH, LAYERS, HEADS = 2_048, 30, 9
-Setting = tuple[str, AttentionConfig | None, dict[str, Any]]
-"""What the table calls it, the attention, and the layers or heads that get it."""
+Setting = tuple[str, list[tuple[AttentionConfig, dict[str, Any]]]]
+"""What the table calls it, and attentions with the layers or heads that get them; the others keep softmax."""
 
 
 def load() -> tuple[Any, Any]:
@@ -40,9 +40,10 @@ def load() -> tuple[Any, Any]:
     )
 
 
-def tokens_of(tokenizer: Any, split: str) -> Tensor:
-    text = bytes(load_text("enwik8").part(split)[: 10 * LENGTH]).decode("utf-8", "ignore")
-    return torch.tensor(tokenizer(text)["input_ids"][:LENGTH])
+def tokens_of(tokenizer: Any, split: str, stretch: int = 0) -> Tensor:
+    """The tokens of a part of enwik8, from `stretch` times 2,048."""
+    text = bytes(load_text("enwik8").part(split)[: 10 * LENGTH * (stretch + 1)]).decode("utf-8", "ignore")
+    return torch.tensor(tokenizer(text)["input_ids"][LENGTH * stretch : LENGTH * (stretch + 1)])
 
 
 class Pairs:
@@ -66,45 +67,74 @@ def perplexity(model: Any, tokens: Tensor) -> float:
     return torch.nn.functional.cross_entropy(logits, tokens[1:]).exp().item()
 
 
+def near(window: int) -> CollisionSoftmaxConfig:
+    """The last keys and the first four alone."""
+    # Sixty hashes: nobody far is met.
+    return CollisionSoftmaxConfig("hyperplane", 1, 60, window=window, first=4, meetings=1)
+
+
+def estimate(tables: int, meetings: int) -> CollisionSoftmaxConfig:
+    """Those, and the keys met so many times in so many tables."""
+    options = {"window": 64, "first": 4, "centre": True}
+    return CollisionSoftmaxConfig("cross_polytope", tables, 1, meetings=meetings, **options)
+
+
+MENU = {
+    "near 32": near(32),
+    "near 64": near(64),
+    "60 of 3": estimate(60, 3),
+    "80 of 3": estimate(80, 3),
+    "110 of 3": estimate(110, 3),
+    "135 of 4": estimate(135, 4),
+}
+"""What `benchmarks.smollm2_layers` chooses from, layer by layer."""
+
+CHOSEN: dict[str, list[int]] = {}
+"""And what it chose: the layers of each."""
+
+
 def collision_settings() -> list[Setting]:
-    def near(window: int) -> CollisionSoftmaxConfig:
-        # Sixty hashes: nobody far is met.
-        return CollisionSoftmaxConfig("hyperplane", 1, 60, window=window, first=4, meetings=1)
+    def signs(**options: Any) -> CollisionSoftmaxConfig:
+        return CollisionSoftmaxConfig("hyperplane", 90, 8, meetings=2, window=64, first=4, **options)
 
-    def met(family: str, tables: int, hashes: int, meetings: int, **options: Any) -> CollisionSoftmaxConfig:
-        chosen = {"window": 64, "first": 4, "centre": True} | options
-        return CollisionSoftmaxConfig(family, tables, hashes, meetings=meetings, **chosen)
-
+    alone = {
+        "the last 64 keys and the first 4": near(64),
+        "the last 128 keys and the first 4": near(128),
+        "... 64, 4, and those met twice in 40 tables": estimate(40, 2),
+        "... three times in 60": estimate(60, 3),
+        "... three times in 80": estimate(80, 3),
+        "... four times in 135": estimate(135, 4),
+        "... three times in 92": estimate(92, 3),
+        "... five times in 190": estimate(190, 5),
+        "... twice in 90 tables of 8 hyperplanes": signs(centre=True),
+        "the same without centring": signs(),
+    }
     return [
-        ("softmax", None, {}),
-        ("the last 64 keys and the first 4", near(64), {}),
-        ("the last 128 keys and the first 4", near(128), {}),
-        ("... 64, 4, and those met twice in 40 tables", met("cross_polytope", 40, 1, 2), {}),
-        ("... three times in 60", met("cross_polytope", 60, 1, 3), {}),
-        ("... three times in 80", met("cross_polytope", 80, 1, 3), {}),
-        ("... four times in 135", met("cross_polytope", 135, 1, 4), {}),
-        ("... three times in 92", met("cross_polytope", 92, 1, 3), {}),
-        ("... five times in 190", met("cross_polytope", 190, 1, 5), {}),
-        ("... twice in 90 tables of 8 hyperplanes", met("hyperplane", 90, 8, 2), {}),
-        ("the same without centring", met("hyperplane", 90, 8, 2, centre=False), {}),
+        ("softmax", []),
+        *((name, [(attention, {})]) for name, attention in alone.items()),
+        ("chosen per layer", [(MENU[name], {"layers": layers}) for name, layers in CHOSEN.items() if layers]),
     ]
 
 
 def swap_settings() -> list[Setting]:
     some = {"1 (number 15)": [15], "4": [0, 8, 16, 24], "15": list(range(1, LAYERS, 2)), "30": None}
     plain = {sizes: AnnaConfig(tables=sizes[0], hashes=sizes[1]) for sizes in ((32, 8), (8, 8), (32, 4))}
-    found: list[Setting] = [("softmax", None, {})]
+    found: list[Setting] = [("softmax", [])]
+
+    def add(name: str, attention: AttentionConfig, **where: Any) -> None:
+        found.append((name, [(attention, where)]))
+
     for name, layers in some.items():
-        found.append((f"ANNA, 32 tables of 8 hashes; {name} layers", plain[32, 8], {"layers": layers}))
-    found.append(("... in 3 of 9 heads of 30 layers", plain[32, 8], {"heads": [0, 3, 6]}))
-    found.append(("ANNA, 8 tables of 8; 30 layers", plain[8, 8], {}))
-    found.append(("ANNA, 32 tables of 4; 30 layers", plain[32, 4], {}))
+        add(f"ANNA, 32 tables of 8 hashes; {name} layers", plain[32, 8], layers=layers)
+    add("... in 3 of 9 heads of 30 layers", plain[32, 8], heads=[0, 3, 6])
+    add("ANNA, 8 tables of 8; 30 layers", plain[8, 8])
+    add("ANNA, 32 tables of 4; 30 layers", plain[32, 4])
     window = {"tables": 32, "hashes": 8, "combine": "gate"}
     for name, layers in some.items():
-        near = WindowConfig(**window, window=64, gate=2.0)
-        found.append((f"window of 64 (88 %) and ANNA (12 %); {name} layers", near, {"layers": layers}))
-    found.append(("... with equal shares; 30 layers", WindowConfig(**window, window=64), {}))
-    found.append(("window of 256 (88 %) and ANNA (12 %); 30 layers", WindowConfig(**window, window=256, gate=2.0), {}))
+        near_far = WindowConfig(**window, window=64, gate=2.0)
+        add(f"window of 64 (88 %) and ANNA (12 %); {name} layers", near_far, layers=layers)
+    add("... with equal shares; 30 layers", WindowConfig(**window, window=64))
+    add("window of 256 (88 %) and ANNA (12 %); 30 layers", WindowConfig(**window, window=256, gate=2.0))
     return found
 
 
@@ -115,23 +145,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--settings", choices=SETTINGS, default="collision")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the settings to run; 0 is softmax")
-    parser.add_argument("--report", action="store_true", help="on the stretch that settings were not chosen on")
+    parser.add_argument("--report", action="store_true", help="on the test part, on which no setting was chosen")
+    parser.add_argument("--stretch", type=int, default=0, help="which 2,048 tokens of the part")
     given = parser.parse_args()
     model, tokenizer = load()
-    tokens, pairs = tokens_of(tokenizer, "test" if given.report else "validation"), Pairs()
+    tokens, pairs = tokens_of(tokenizer, "test" if given.report else "validation", given.stretch), Pairs()
     settings = SETTINGS[given.settings]()
     all_pairs, dense = LAYERS * HEADS * LENGTH * (LENGTH + 1) // 2, None
     print("| number | attention | pairs looked at | perplexity | over softmax | CPU seconds |\n" + "| --- " * 6 + "|")
     for number in range(len(settings)) if given.only is None else given.only:
-        name, attention, where = settings[number]
+        name, attentions = settings[number]
         convert(model)
-        if attention is not None:
+        for attention, where in attentions:
             convert(model, attention, **where)
         pairs.looked_at, start = 0, time.process_time()
         found = perplexity(model, tokens)
-        dense = found if attention is None else dense
+        dense = dense if attentions else found
         over = "" if dense is None else f"{found / dense - 1:+.1%}"
-        share = f"{pairs.looked_at / all_pairs:.1%}" if isinstance(attention, CollisionSoftmaxConfig) else ""
+        share = f"{pairs.looked_at / all_pairs:.1%}" if pairs.looked_at else ""
         seconds = time.process_time() - start
         print(f"| {number} | {name} | {share} | {found:.2f} | {over} | {seconds:.0f} |", flush=True)
 

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import annattn as aa
+from annattn.attention.pairs import expected_pairs
 from annattn.attention.position_coded import position_coded
+from annattn.attention.reference import collision_probabilities
 from annattn.errors import InputError
 
 HASHER = aa.lsh.Hyperplane(4).sample(tables=5, hashes=3, seed=2)
@@ -96,3 +98,17 @@ def test_what_is_not_a_noise_is_refused(form):
             attend(q, k, v, HASHER, noise=noise, **options)
     with pytest.raises(InputError, match="angle"):
         attend(q, k, v, aa.lsh.Euclidean(4, width=1.0).sample(tables=1, hashes=1), **options)
+
+
+def test_the_variance_of_hashing_is_that_of_independent_meetings():
+    """Against counts drawn from their binomial distributions, per query head; to first order in 1/ℓ, so with many."""
+    torch.manual_seed(0)
+    query, (key, value), tables = torch.randn(1, 4, 5, 8).double(), torch.randn(2, 1, 2, 6, 8).double(), 4000
+    family = aa.lsh.Hyperplane(8)
+    found = expected_pairs(query, key, value, family, 2, True, None).variance(tables)
+    for head in range(4):
+        seen = torch.ones(5, 6, dtype=torch.bool).tril(1)
+        chances = collision_probabilities(query[0, head], key[0, head // 2], family, 2) * seen
+        counts = torch.distributions.Binomial(tables, chances).sample(torch.Size([4000]))
+        means = counts @ value[0, head // 2] / counts.sum(-1, keepdim=True)
+        torch.testing.assert_close(found[0, head], means.var(0).sum(-1), rtol=0.1, atol=0)

@@ -1,15 +1,18 @@
 """Distillation on a tiny encoder: the student learns, a stopped run continues to the same weights."""
 
+import copy
 import json
 
 import pytest
 import torch
 from transformers import BertConfig, BertModel, BertTokenizer
 
-from annattn.attention import AnnaConfig
+from annattn.attention import AnnaConfig, ExpectedCollisionConfig
 from annattn.cli import main
 from annattn.errors import InputError
+from annattn.integrations.huggingface.convert import convert
 from annattn.integrations.huggingface.distill import Distillation, distill, embed, embed_halves, load_teacher, scores
+from annattn.integrations.huggingface.layerwise import layerwise
 from annattn.integrations.huggingface.paragraphs import Paragraphs, halves, plain
 
 WORDS = [f"word{number}" for number in range(40)]
@@ -73,6 +76,55 @@ def test_a_stopped_run_continues_to_the_same_weights(teacher, text, tmp_path):
         assert torch.equal(weight, again.state_dict()[name]), name
     with pytest.raises(InputError, match="the same run"):
         distill(model, tokenizer, paragraphs, Distillation(AnnaConfig(), steps=3), folder=tmp_path / "cut")
+
+
+def test_a_run_stopped_in_its_second_part_continues_there(teacher, text, tmp_path):
+    model, tokenizer = load_teacher(teacher)
+    whole = distill(model, tokenizer, Paragraphs(text), TASK, folder=tmp_path / "whole")
+
+    def stop(step):
+        if step.step == 10:
+            raise RuntimeError("pulled the plug")
+
+    with pytest.raises(RuntimeError):
+        distill(model, tokenizer, Paragraphs(text), TASK, folder=tmp_path / "cut", save_every=9, report=stop)
+    again = distill(model, tokenizer, Paragraphs(text), TASK, folder=tmp_path / "cut")
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+
+
+def test_layer_by_layer_only_attention_is_trained_and_the_teacher_is_left_as_it_was(teacher, text):
+    model, tokenizer = load_teacher(teacher)
+    student = convert(copy.deepcopy(model), TASK.attention)
+    inputs = dict(tokenizer(Paragraphs(text).held_out(3), padding=True, return_tensors="pt"))
+    with layerwise(model, student, TASK.attention) as error:
+        error(inputs).backward()
+    trained = {name for name, weight in student.named_parameters() if weight.grad is not None}
+    assert trained == {name for name, _ in student.named_parameters() if ".attention.self." in name}
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_layer_by_layer_the_error_is_that_of_averages_plus_their_variance(teacher, text):
+    model, tokenizer = load_teacher(teacher)
+    inputs = dict(tokenizer(Paragraphs(text).held_out(3), padding=True, return_tensors="pt"))
+    errors = []
+    for tables in (1, 2, 2**16):
+        student = convert(copy.deepcopy(model), AnnaConfig(tables=tables, hashes=2))
+        with layerwise(model, student, AnnaConfig(tables=tables, hashes=2)) as error, torch.no_grad():
+            errors.append(error(inputs).item())
+    assert errors[0] - errors[2] == pytest.approx(2 * (errors[1] - errors[2]), rel=1e-3)
+    averages = convert(copy.deepcopy(model), ExpectedCollisionConfig(hashes=2))
+    real, terms = inputs["attention_mask"].bool(), []
+    inner = [[module.encoder.layer[n].attention.self for n in range(2)] for module in (model, averages)]
+    seen = {}
+    for number, original in enumerate(inner[0]):
+        original.register_forward_hook(lambda _, args, out, n=number: seen.update({n: (args[0], out[0])}))
+    with torch.no_grad():
+        model(**inputs)
+        for number, own in enumerate(inner[1]):
+            wanted, given = seen[number][1][real], own(seen[number][0], attention_mask=real)[0][real]
+            terms.append(((given - wanted).square().mean() / wanted.var()).item())
+    assert errors[2] == pytest.approx(sum(terms) / 2, rel=1e-3)
 
 
 def test_the_teacher_scores_itself_with_cosine_one(teacher, text):

@@ -202,6 +202,40 @@ def test_the_name_alone_converts_every_layer():
     assert torch.equal(found, model.generate(**inputs, max_new_tokens=5, do_sample=False, use_cache=False))
 
 
+def test_layers_and_heads_that_are_not_named_keep_what_they_had():
+    huggingface.register()
+    model = tiny_llama()
+    model.set_attn_implementation("anna_window")
+    convert(model, ANNA, layers=[1])
+    other = huggingface.IMPLEMENTATIONS["anna_window"]
+    kept = {layer: (chosen.attention, chosen.heads) for layer, chosen in layer_attentions(model.config).items()}
+    assert kept == {0: (other, None), 1: (ANNA, None), 2: (other, None)}
+    convert(model)
+    for heads, expected in (([1], (1,)), ([0, 1], (0, 1)), ([2, 3], None)):
+        convert(model, ANNA, layers=[2], heads=heads)
+        assert layer_attentions(model.config)[2].heads == expected
+    convert(model, layers=[2], heads=[3])
+    assert layer_attentions(model.config)[2].heads == (0, 1, 2)
+    with pytest.raises(InputError, match=r"heads of layer 2.*one description per layer"):
+        convert(model, WINDOW, layers=[2], heads=[3])
+    convert(model, layers=[2], heads=[0, 1, 2, 3])
+    assert layer_attentions(model.config) == {}
+
+
+def test_another_name_replaces_a_conversion_and_its_own_brings_it_back(tmp_path):
+    model, inputs = convert(tiny_llama(), ANNA, layers=[1]), padded()
+    converted = model(**inputs).logits
+    model.set_attn_implementation("anna_window")
+    by_name = model(**inputs).logits
+    assert torch.equal(by_name, convert(tiny_llama(), huggingface.IMPLEMENTATIONS["anna_window"])(**inputs).logits)
+    assert all(type(layer).__name__ == "WindowLayer" for layer in AnnaCache(model.config).layers)
+    model.set_attn_implementation("anna")
+    assert torch.equal(model(**inputs).logits, converted)
+    model.save_pretrained(tmp_path)
+    loaded: Any = LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation="anna_window")
+    assert torch.equal(loaded(**inputs).logits, by_name)
+
+
 def test_a_converted_model_trains():
     model, inputs = convert(tiny_llama(), ANNA).train(), padded()
     model(**inputs, labels=inputs["input_ids"]).loss.backward()

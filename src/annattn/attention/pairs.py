@@ -41,6 +41,21 @@ class ExpectedPairs:
         """Σ_j w_ij, in the layout of the inputs."""
         return ungrouped(weights.sum(-1), self.query)
 
+    def variance(self, tables: int) -> Tensor:
+        """By how much Σ_j c_ij v_j / Σ_j c_ij differs from its average with ℓ tables: the mean squared distance.
+
+        The variance of a quotient to first order in 1/ℓ, Σ_j p_j (1 - p_j) |v_j - mean|² / (ℓ (Σ_j p_j)²), as if keys
+        met a query independently of each other. It has a gradient, which meetings themselves have not.
+        """
+        chances = self.chances
+        total = chances.sum(-1, keepdim=True).clamp(min=torch.finfo(chances.dtype).tiny)
+        mean = chances @ self.values / total
+        spread = chances * (1 - chances) / (tables * total.square())
+        crossed = (mean * (spread @ self.values)).sum(-1)
+        squares = (spread @ self.values.square().sum(-1, keepdim=True)).squeeze(-1)
+        found = squares - 2 * crossed + spread.sum(-1) * mean.square().sum(-1)
+        return ungrouped(found.clamp(min=0), self.query)
+
     def read(self, weights: Tensor, divisor: Tensor | None = None) -> Tensor:
         """Σ_j w_ij v_j, over a divisor if there is one, in the layout and dtype of the inputs."""
         out = weights.to(self.values.dtype) @ self.values

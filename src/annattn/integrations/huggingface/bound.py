@@ -16,7 +16,7 @@ from annattn.attention import (
 )
 from annattn.errors import InputError
 from annattn.integrations.huggingface.masks import KeyMask, dense_attention
-from annattn.integrations.huggingface.record import NAME, LayerAttention, layer_attentions
+from annattn.integrations.huggingface.record import NAME, LayerAttention, record_in_use
 from annattn.lsh import Hasher
 
 __all__ = ["BoundLayer", "bind_layer", "bound_layer", "layer_name"]
@@ -92,7 +92,7 @@ def bind_layer(module: torch.nn.Module, defaults: Mapping[str, AttentionConfig],
     """Read the model's config anew for this layer, draw its hash functions and keep them on the module."""
     config: Any = module.config
     layer = getattr(module, "layer_idx", None) or 0
-    recorded = layer_attentions(config)
+    recorded = record_in_use(config)
     chosen = LayerAttention(defaults[config._attn_implementation]) if recorded is None else recorded.get(layer)
     bound = BoundLayer(chosen, layer, head_dim)
     setattr(module, _KEPT, (getattr(config, NAME, None), config._attn_implementation, bound))

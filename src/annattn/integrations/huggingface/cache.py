@@ -19,7 +19,7 @@ from annattn.cache import WindowCache
 from annattn.errors import InputError
 from annattn.integrations.huggingface.attention import IMPLEMENTATIONS
 from annattn.integrations.huggingface.bound import BoundLayer
-from annattn.integrations.huggingface.record import LayerAttention, layer_attentions
+from annattn.integrations.huggingface.record import LayerAttention, record_in_use
 
 __all__ = ["AnnaCache", "AnnaLayer", "WindowLayer"]
 
@@ -215,7 +215,7 @@ class AnnaCache(Cache):
 
     def __init__(self, config: Any, *, history: int = _HISTORY) -> None:
         text = config.get_text_config(decoder=True)
-        recorded = layer_attentions(text)
+        recorded = record_in_use(text)
         if recorded is None and text._attn_implementation not in IMPLEMENTATIONS:
             raise InputError(
                 "config",

@@ -1,6 +1,6 @@
 """Other attention in chosen layers and heads of a loaded model, recorded in its config."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,9 @@ from annattn.checks import require_count
 from annattn.errors import InputError
 from annattn.integrations.huggingface.attention import IMPLEMENTATIONS, register
 from annattn.integrations.huggingface.bound import BoundLayer, bind_layer, layer_name
-from annattn.integrations.huggingface.record import NAME, LayerAttention, layer_attentions, write_layer
+from annattn.integrations.huggingface.record import IMPLEMENTATION, NAME, LayerAttention, record_in_use, write_layer
 
-__all__ = ["attention_modules", "convert"]
+__all__ = ["attention_modules", "convert", "head_dim"]
 
 
 def convert(
@@ -27,7 +27,8 @@ def convert(
 
     The model is changed in place and returned. Its config records the change, so `save_pretrained` keeps it, and
     `from_pretrained` restores it once `register` was called. Calling it again changes further layers. Without a
-    description the model goes back to softmax in these layers. All checks come before any change.
+    description these layers or heads go back to softmax. A layer has one description, and softmax in the heads that
+    were not given it. All checks come before any change.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> from annattn.attention import AnnaConfig
@@ -41,31 +42,59 @@ def convert(
     for layer in chosen:
         if layer not in modules:
             raise InputError("layers", given=layer, expected=f"layers from 0 to {max(modules)}")
-    wanted = None if attention is None else LayerAttention(attention, None if heads is None else tuple(heads))
+    config = _config(model)
     if heads is not None:
-        most = _config(model).num_attention_heads
-        for head in heads:
-            require_count("head", head, least=0, most=most - 1)
+        heads = [require_count("head", head, least=0, most=config.num_attention_heads - 1) for head in heads]
+    recorded = _now(config, modules)
     for layer in chosen:
+        wanted = _changed(recorded.pop(layer, None), attention, heads, config.num_attention_heads, layer)
         for module in modules[layer]:
             bound = BoundLayer(wanted, layer, 1)
             bound.check_order(f"attention of {layer_name(module)}", bool(getattr(module, "is_causal", True)))
-    config = _config(model)
-    recorded = {layer: write_layer(kept) for layer, kept in (layer_attentions(config) or {}).items()}
-    for layer in chosen:
-        recorded.pop(layer, None)
         if wanted is not None:
-            recorded[layer] = write_layer(wanted)
+            recorded[layer] = wanted
     register()
-    if config._attn_implementation not in IMPLEMENTATIONS:
-        model.set_attn_implementation("anna")
-    setattr(config, NAME, {"layers": {str(layer): recorded[layer] for layer in sorted(recorded)}})
+    if config._attn_implementation != IMPLEMENTATION:
+        model.set_attn_implementation(IMPLEMENTATION)
+    setattr(config, NAME, {"layers": {str(layer): write_layer(recorded[layer]) for layer in sorted(recorded)}})
     # An attribute of this name is written by save_pretrained and read as an argument by from_pretrained.
     config.attn_implementation = config._attn_implementation
     for of_layer in modules.values():
         for module in of_layer:
-            bind_layer(module, IMPLEMENTATIONS, _head_dim(module))
+            bind_layer(module, IMPLEMENTATIONS, head_dim(module))
     return model
+
+
+def _now(config: Any, layers: Iterable[int]) -> dict[int, LayerAttention]:
+    """What each layer that is not softmax attends with before a change."""
+    recorded = record_in_use(config)
+    if recorded is None and config._attn_implementation in IMPLEMENTATIONS:
+        return dict.fromkeys(layers, LayerAttention(IMPLEMENTATIONS[config._attn_implementation]))
+    return dict(recorded or {})
+
+
+def _changed(
+    old: LayerAttention | None, attention: AttentionConfig | None, heads: Sequence[int] | None, most: int, layer: int
+) -> LayerAttention | None:
+    """What a layer attends with once these heads got another attention; None for softmax in all of them."""
+    if heads is None:
+        return None if attention is None else LayerAttention(attention)
+    named = set(heads)
+    before = set() if old is None else set(range(most) if old.heads is None else old.heads)
+    kept = before - named
+    if attention is None:
+        return LayerAttention(old.attention, tuple(sorted(kept))) if old is not None and kept else None
+    if old is not None and kept and old.attention != attention:
+        raise InputError(
+            f"heads of layer {layer}",
+            given=f"{attention} for heads {sorted(named)}, where heads {sorted(kept)} have {old.attention}",
+            expected="one description per layer, and softmax in its other heads",
+            hint="convert(model, layers=[...]) first gives a layer back to softmax",
+        )
+    together = kept | named
+    if not together:
+        return None
+    return LayerAttention(attention, None if len(together) == most else tuple(sorted(together)))
 
 
 def attention_modules(model: PreTrainedModel) -> dict[int, list[torch.nn.Module]]:
@@ -75,7 +104,7 @@ def attention_modules(model: PreTrainedModel) -> dict[int, list[torch.nn.Module]
     found: dict[int, list[torch.nn.Module]] = {}
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
-        if isinstance(layer, int) and _head_dim(module) and hasattr(module, "config"):
+        if isinstance(layer, int) and head_dim(module) and hasattr(module, "config"):
             found.setdefault(layer, []).append(module)
     if not model._can_set_attn_implementation() or not found:
         first = layer_name(found[min(found)][0]) if found else "layer 0"
@@ -92,5 +121,6 @@ def _config(model: PreTrainedModel) -> Any:
     return model.config.get_text_config()
 
 
-def _head_dim(module: Any) -> int:
+def head_dim(module: Any) -> int:
+    """The width of an attention module's heads; 0 if it does not say."""
     return getattr(module, "head_dim", None) or getattr(module, "attention_head_size", None) or 0

@@ -1,4 +1,8 @@
-"""Distillation: a sentence encoder with another attention learns to give the layer outputs of the original."""
+"""Distillation: a sentence encoder with another attention learns to give the layer outputs of the original.
+
+An ANNA student first learns layer by layer what its attention has to give (`layerwise`), then as a whole with the hash
+functions it will run with, so that later layers learn to live with their noise.
+"""
 
 import copy
 import math
@@ -12,11 +16,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
-from annattn.attention import AttentionConfig
+from annattn.attention import AnnaConfig, AttentionConfig, SampledCollisionConfig
 from annattn.checks import require_count, require_number
 from annattn.errors import InputError
 from annattn.files import write_json
 from annattn.integrations.huggingface.convert import convert
+from annattn.integrations.huggingface.layerwise import layerwise
 from annattn.integrations.huggingface.paragraphs import Paragraphs, halves
 from annattn.interrupts import between_steps
 from annattn.nn.checkpoint import moments_of, read_moments, read_tensors, write_attention, write_tensors
@@ -24,6 +29,7 @@ from annattn.nn.checkpoint import moments_of, read_moments, read_tensors, write_
 __all__ = ["Distillation", "Scores", "Step", "distill", "embed", "embed_halves", "load_teacher", "scores"]
 
 _WARM_UP = 20
+_LAYERWISE_RATE = 6
 _MEASURED = 96  # tokens of a half that are read when students are measured
 
 
@@ -32,7 +38,7 @@ class Distillation:
     """What decides the student's weights, beside teacher and text."""
 
     attention: AttentionConfig
-    steps: int = 2000
+    steps: int = 600
     batch: int = 16
     length: int = 64
     rate: float = 5e-4
@@ -42,6 +48,29 @@ class Distillation:
         for name in ("steps", "batch", "length"):
             require_count(name, getattr(self, name))
         require_number("rate", self.rate, "a positive number", low=1e-12)
+
+    @property
+    def layerwise(self) -> int:
+        """How many of the first steps go layer by layer; for ANNA two thirds, for other attention none."""
+        return self.steps * 2 // 3 if isinstance(self.attention, AnnaConfig) else 0
+
+    @property
+    def form(self) -> AttentionConfig:
+        """What the student attends with in the other steps: for ANNA its own numbers, with a gradient by all pairs."""
+        own = self.attention
+        if not isinstance(own, AnnaConfig):
+            return own
+        return SampledCollisionConfig(own.family, own.tables, own.hashes, own.seed)
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of a step: in either part a linear start, then half a cosine down to a twentieth.
+
+        Layer by layer it is six times as large.
+        """
+        first = step < self.layerwise
+        at, of = (step, self.layerwise) if first else (step - self.layerwise, self.steps - self.layerwise)
+        share = min((at + 1) / _WARM_UP, 0.05 + 0.95 * (1 + math.cos(math.pi * at / of)) / 2)
+        return self.rate * share * (_LAYERWISE_RATE if first else 1)
 
     def written(self) -> dict[str, Any]:
         """As plain data, to compare with what a folder holds."""
@@ -99,21 +128,22 @@ def distill(
 ) -> Any:
     """Train the student, or continue a run found in the folder; returns it, saved as `folder`/student.
 
-    The loss is the mean over layers of the squared distance to the teacher's output, over the teacher's variance.
+    The loss is the mean over layers of the squared distance to the teacher's output, over the teacher's variance: in
+    `task.layerwise` steps that of each layer's attention on the teacher's inputs, then that of whole layers on theirs.
     """
-    student = convert(copy.deepcopy(teacher), task.attention).train()
+    student = convert(copy.deepcopy(teacher), task.form).train()
     optimizer = torch.optim.AdamW(student.parameters(), lr=task.rate, weight_decay=0.0)
     folder.mkdir(parents=True, exist_ok=True)
     start, spent = _restore(folder, task, student, optimizer)
     began = time.process_time() - spent
     if start and report is not None:
         report(Step(start, math.nan, spent))
-    with between_steps() as check:
-        for step in range(start, task.steps):
+
+    def train(steps: range, error: Callable[[dict[str, Tensor]], Tensor]) -> None:
+        for step in steps:
             for group in optimizer.param_groups:
-                group["lr"] = task.rate * _schedule(step, task.steps)
-            inputs = _tokens(tokenizer, paragraphs.batch(step, task.batch, task.seed), task.length)
-            loss = _loss(student, teacher, inputs)
+                group["lr"] = task.rate_at(step)
+            loss = error(_tokens(tokenizer, paragraphs.batch(step, task.batch, task.seed), task.length))
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
@@ -127,7 +157,15 @@ def distill(
                 raise
             if (step + 1) % save_every == 0 or step + 1 == task.steps:
                 _save(folder, task, student, optimizer, step + 1, time.process_time() - began)
-    student.eval().save_pretrained(folder / "student")
+
+    with between_steps() as check:
+        if start < task.layerwise:
+            assert isinstance(task.attention, AnnaConfig)
+            with layerwise(teacher, student, task.attention) as error:
+                train(range(start, task.layerwise), error)
+        convert(student, task.form)
+        train(range(max(start, task.layerwise), task.steps), lambda inputs: _loss(student, teacher, inputs))
+    convert(student, task.attention).eval().save_pretrained(folder / "student")
     tokenizer.save_pretrained(folder / "student")
     return student
 
@@ -175,11 +213,6 @@ def _loss(student: Any, teacher: Any, inputs: dict[str, Tensor]) -> Tensor:
     real = inputs["attention_mask"].bool()
     terms = [(g[real] - w[real]).square().mean() / w[real].var() for g, w in zip(given, wanted, strict=True)]
     return torch.stack(terms).mean()
-
-
-def _schedule(step: int, steps: int) -> float:
-    """A linear start, then half a cosine down to a twentieth."""
-    return min((step + 1) / _WARM_UP, 0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2)
 
 
 def _save(folder: Path, task: Distillation, student: Any, optimizer: Any, step: int, spent: float) -> None:

@@ -1,7 +1,8 @@
 """What a model's config says of its attention: `config.annattn`, plain data that `save_pretrained` writes.
 
 `{"layers": {"3": {"mechanism": "anna", "tables": 8, …, "heads": [0, 1]}}}`: a layer that is not listed keeps softmax,
-and so do the heads that are not. A config without `annattn` means the implementation's own description in all layers.
+and so do the heads that are not. The record describes what `attn_implementation="anna"` means in this model. Without
+it, and under another name, all layers attend by the name's own description.
 """
 
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from annattn.checks import require_count
 from annattn.errors import InputError
 from annattn.nn.checkpoint import read_attention, write_attention
 
-__all__ = ["NAME", "LayerAttention", "layer_attentions", "read_layer", "write_layer"]
+__all__ = ["IMPLEMENTATION", "NAME", "LayerAttention", "layer_attentions", "read_layer", "record_in_use", "write_layer"]
 
 NAME = "annattn"
+IMPLEMENTATION = "anna"  # the value of attn_implementation that a record gives its meaning
 
 
 @dataclass(frozen=True)
@@ -62,3 +64,13 @@ def layer_attentions(config: Any) -> dict[int, LayerAttention] | None:
     if not isinstance(recorded, dict) or not isinstance(recorded.get("layers"), dict):
         raise InputError(f"config.{NAME}", given=repr(recorded)[:80], expected='a dict {"layers": {"0": {...}}}')
     return {int(layer): read_layer(data, layer) for layer, data in recorded["layers"].items()}
+
+
+def record_in_use(config: Any) -> dict[int, LayerAttention] | None:
+    """The same where the model's attention has the name that the record is about; None where it has another.
+
+    >>> from transformers import LlamaConfig
+    >>> record_in_use(LlamaConfig(annattn={"layers": {}}, attn_implementation="sdpa")) is None
+    True
+    """
+    return layer_attentions(config) if config._attn_implementation == IMPLEMENTATION else None
