@@ -217,3 +217,14 @@ def test_modules_that_look_ahead_have_no_cache():
         layer.new_cache()
     with pytest.raises(InputError, match=r"x: got shape"):
         layer(rows()[0])
+
+
+@pytest.mark.parametrize(
+    "other", [{"seed": 1}, {"tables": 5}, {"window": 7}, {"combine": "gate"}, {"shift": 0}], ids=str
+)
+def test_a_cache_of_another_configuration_is_refused_and_keeps_nothing(other):
+    given = {"window": 5, "combine": "joined", "shift": 1}
+    layer, cache = module(**given), module(**given | other).new_cache(batch=2)
+    with pytest.raises(InputError, match=r"cache: .*one of this module"):
+        layer(rows(), cache=cache)
+    assert cache.tokens == 0

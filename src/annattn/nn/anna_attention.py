@@ -228,13 +228,7 @@ class AnnaAttention(nn.Module):
         if cache is not None:
             if documents is not None:
                 raise InputError("documents", given="boundaries and a cache", expected="one of them")
-            if cache.state.hasher != self.hasher:
-                raise InputError(
-                    "cache",
-                    given=str(cache.state.hasher),
-                    expected=f"one of this module, {self.hasher}",
-                    hint="new_cache()",
-                )
+            self._check_cache(cache)
             return cache.step(query, key, value, key_mask=key_mask, near=near, gate=gate)
         return window_attention(
             query, key, value, self.hasher, window=self.window, is_causal=self.is_causal, key_mask=key_mask,
@@ -289,6 +283,17 @@ class AnnaAttention(nn.Module):
             f"heads={self.heads}, kv_heads={self.kv_heads}, {self.family}, tables={self.tables}, hashes={self.hashes}, "
             f"shared={self.shared}, window={self.window}, rotary={self.rotary!r}, train={self.form!r}, seed={self.seed}"
         )
+
+    def _check_cache(self, cache: WindowCache) -> None:
+        names = ("window", "combine", "shift")
+        theirs, own = ([(name, getattr(one, name)) for name in names] for one in (cache, self))
+        if cache.state.hasher != self.hasher or theirs != own:
+            raise InputError(
+                "cache",
+                given=f"{cache.state.hasher} with {dict(theirs)}",
+                expected=f"one of this module, {self.hasher} with {dict(own)}",
+                hint="new_cache()",
+            )
 
     def _draw(self, seed: int) -> Hasher:
         heads = self.kv_heads if self.per_head else 1

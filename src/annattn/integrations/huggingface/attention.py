@@ -109,7 +109,7 @@ def key_mask(
 
     Packed sequences come as a (batch, keys) tensor of document numbers, in int64 where a key mask is bool.
     """
-    documents = _documents(mask_function)
+    documents = _documents(mask_function, options.get("config"))
     if mask_function is not bidirectional_mask_function:
         aligned = not isinstance(q_offset, Tensor) and q_offset + q_length == kv_offset + kv_length
         if not aligned:
@@ -131,7 +131,7 @@ def key_mask(
 _PACKED = packed_sequence_mask_function(torch.zeros(1, 1)).__code__
 
 
-def _documents(mask_function: Any) -> Tensor | None:
+def _documents(mask_function: Any, config: Any) -> Tensor | None:
     """The document numbers of packed sequences; None for a plain mask. Any other is an error."""
     if mask_function in (causal_mask_function, bidirectional_mask_function):
         return None
@@ -148,8 +148,10 @@ def _documents(mask_function: Any) -> Tensor | None:
     plain = [part for part in parts if part in (causal_mask_function, bidirectional_mask_function)]
     if len(packed) == len(plain) == 1 and len(parts) == 2:
         return packed[0]["packed_sequence_mask"].long()
+    types = getattr(config, "layer_types", None) or ()
+    other = [str(layer) for layer, kind in enumerate(types) if kind != "full_attention"]
     raise InputError(
-        "attention mask of all layers",
+        f"attention mask of {'layers ' + ', '.join(other) if other else 'all layers'}",
         given=f"the pattern {getattr(mask_function, '__qualname__', mask_function)}",
         expected="causal, bidirectional or packed sequences, with padding",
         hint="sliding windows, chunks and blocks have no form in hashed attention",

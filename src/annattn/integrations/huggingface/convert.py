@@ -106,7 +106,15 @@ def attention_modules(model: PreTrainedModel) -> dict[int, list[torch.nn.Module]
         layer = getattr(module, "layer_idx", None)
         if isinstance(layer, int) and head_dim(module) and hasattr(module, "config"):
             found.setdefault(layer, []).append(module)
-    if not model._can_set_attn_implementation() or not found:
+    can_choose = model._can_set_attn_implementation()
+    if can_choose and not found:
+        raise InputError(
+            "attention of layer 0",
+            given=f"{type(model).__name__}, whose attention modules do not say which layer they are",
+            expected="modules with a layer_idx and the width of a head",
+            hint='register() and model.set_attn_implementation("anna") change all layers',
+        )
+    if not can_choose:
         first = layer_name(found[min(found)][0]) if found else "layer 0"
         raise InputError(
             f"attention of {first}",
@@ -123,4 +131,5 @@ def _config(model: PreTrainedModel) -> Any:
 
 def head_dim(module: Any) -> int:
     """The width of an attention module's heads; 0 if it does not say."""
-    return getattr(module, "head_dim", None) or getattr(module, "attention_head_size", None) or 0
+    named = (getattr(module, name, None) for name in ("head_dim", "attention_head_size", "head_size"))
+    return next((width for width in named if width), 0)
