@@ -2,6 +2,7 @@
 
 import copy
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,8 @@ def text(tmp_path):
     return path
 
 
-TASK = Distillation(AnnaConfig(tables=4, hashes=2), steps=12, batch=4, length=24, rate=3e-3)
+ANNA = AnnaConfig(tables=4, hashes=2)
+TASK = Distillation(ANNA, steps=12, batch=4, length=24, rate=3e-3)
 
 
 def test_the_student_comes_closer_to_the_teacher(teacher, text, tmp_path):
@@ -95,9 +97,9 @@ def test_a_run_stopped_in_its_second_part_continues_there(teacher, text, tmp_pat
 
 def test_layer_by_layer_only_attention_is_trained_and_the_teacher_is_left_as_it_was(teacher, text):
     model, tokenizer = load_teacher(teacher)
-    student = convert(copy.deepcopy(model), TASK.attention)
+    student = convert(copy.deepcopy(model), ANNA)
     inputs = dict(tokenizer(Paragraphs(text).held_out(3), padding=True, return_tensors="pt"))
-    with layerwise(model, student, TASK.attention) as error:
+    with layerwise(model, student, ANNA) as error:
         error(inputs).backward()
     trained = {name for name, weight in student.named_parameters() if weight.grad is not None}
     assert trained == {name for name, _ in student.named_parameters() if ".attention.self." in name}
@@ -113,7 +115,7 @@ def test_layer_by_layer_the_error_is_that_of_averages_plus_their_variance(teache
         with layerwise(model, student, AnnaConfig(tables=tables, hashes=2)) as error, torch.no_grad():
             errors.append(error(inputs).item())
     assert errors[0] - errors[2] == pytest.approx(2 * (errors[1] - errors[2]), rel=1e-3)
-    averages = convert(copy.deepcopy(model), ExpectedCollisionConfig(hashes=2))
+    averages: Any = convert(copy.deepcopy(model), ExpectedCollisionConfig(hashes=2))
     real, terms = inputs["attention_mask"].bool(), []
     inner = [[module.encoder.layer[n].attention.self for n in range(2)] for module in (model, averages)]
     seen = {}

@@ -205,21 +205,25 @@ def test_the_name_alone_converts_every_layer():
 def test_layers_and_heads_that_are_not_named_keep_what_they_had():
     huggingface.register()
     model = tiny_llama()
+
+    def recorded() -> dict[int, Any]:
+        return layer_attentions(model.config) or {}
+
     model.set_attn_implementation("anna_window")
     convert(model, ANNA, layers=[1])
     other = huggingface.IMPLEMENTATIONS["anna_window"]
-    kept = {layer: (chosen.attention, chosen.heads) for layer, chosen in layer_attentions(model.config).items()}
+    kept = {layer: (chosen.attention, chosen.heads) for layer, chosen in recorded().items()}
     assert kept == {0: (other, None), 1: (ANNA, None), 2: (other, None)}
     convert(model)
     for heads, expected in (([1], (1,)), ([0, 1], (0, 1)), ([2, 3], None)):
         convert(model, ANNA, layers=[2], heads=heads)
-        assert layer_attentions(model.config)[2].heads == expected
+        assert recorded()[2].heads == expected
     convert(model, layers=[2], heads=[3])
-    assert layer_attentions(model.config)[2].heads == (0, 1, 2)
+    assert recorded()[2].heads == (0, 1, 2)
     with pytest.raises(InputError, match=r"heads of layer 2.*one description per layer"):
         convert(model, WINDOW, layers=[2], heads=[3])
     convert(model, layers=[2], heads=[0, 1, 2, 3])
-    assert layer_attentions(model.config) == {}
+    assert recorded() == {}
 
 
 def test_another_name_replaces_a_conversion_and_its_own_brings_it_back(tmp_path):
