@@ -16,8 +16,12 @@ __all__ = ["TABLES", "speed_table"]
 _SHADES = " ░▒▓█"
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+def _table(title: str, *numbers: str) -> Table:
+    """A table with a column of numbers for each of these headers."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for header in numbers:
+        table.add_column(header, justify="right")
+    return table
 
 
 def _milliseconds(value: float) -> str:
@@ -93,9 +97,8 @@ def _models_table(part: dict[str, Any]) -> Table:
 
 
 def _recall_table(part: dict[str, Any]) -> Table:
-    table = _table(f"Associative recall, trained at {part['trained_at']} tokens")
-    for column in ("tokens", "pairs", "questions", "right", "seconds"):
-        table.add_column(column, justify="right")
+    title = f"Associative recall, trained at {part['trained_at']} tokens"
+    table = _table(title, "tokens", "pairs", "questions", "right", "seconds")
     for row in part["rows"]:
         cells = (f"{row['tokens']:,}", f"{row['pairs']:,}", f"{row['queries']:,}", f"{100 * row['right']:.2f} %")
         table.add_row(*cells, f"{row['seconds']:.1f}")
@@ -103,9 +106,8 @@ def _recall_table(part: dict[str, Any]) -> Table:
 
 
 def _needles_table(part: dict[str, Any]) -> Table:
-    table = _table(f"Facts that come back from real text, trained at {part['trained_at']} bytes")
-    for column in ("bytes", "facts", "right", "from the worst tenth", "seconds"):
-        table.add_column(column, justify="right")
+    title = f"Facts that come back from real text, trained at {part['trained_at']} bytes"
+    table = _table(title, "bytes", "facts", "right", "from the worst tenth", "seconds")
     for row in part["rows"]:
         worst = min(share for share in row["by_depth"] if share is not None)
         cells = (f"{row['tokens']:,}", f"{row['facts']:,}", f"{100 * row['right']:.2f} %", f"{100 * worst:.2f} %")

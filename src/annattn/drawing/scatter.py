@@ -23,16 +23,9 @@ class Point:
 
 
 def scatter(
-    points: Sequence[Point],
-    x: Axis,
-    y: Axis,
-    *,
-    title: str,
-    description: str,
-    width: int,
-    height: int,
-    theme: Theme = "page",
-) -> str:
+    points: Sequence[Point], x: Axis, y: Axis, *,
+    title: str, description: str, width: int, height: int, theme: Theme = "page",
+) -> str:  # fmt: skip
     """Points with their labels beside them, moved so that none covers another, and the frontier as a dashed line.
 
     >>> ticks = [(1, "1"), (2, "2")]
