@@ -54,7 +54,7 @@ class AnnaAttention(nn.Module):
         per_head: one draw of hash functions per key head, or one for all.
         shared: whether tables share hash functions, see `HashFamily.sample`.
         window: how many of the last tokens are attended to exactly; 0 for none.
-        combine: how the two parts become one output, see `window_attention`.
+        combine: how the two parts become one output, see `window_attention`; "joined" was better on real text.
         shift: 1 to meet a far token and read the one after it, see `window_attention`.
         train: the form above.
         noise: of the form "sampled".
@@ -85,7 +85,7 @@ class AnnaAttention(nn.Module):
         per_head: bool = True,
         shared: bool = False,
         window: int = 0,
-        combine: Combine = "gate",
+        combine: Combine = "joined",
         shift: int = 0,
         train: Form = "hashed",
         noise: float = 1.0,
