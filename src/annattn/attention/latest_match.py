@@ -10,7 +10,7 @@ from annattn.attention import reference
 from annattn.attention.inputs import accumulator, check_hasher, check_inputs, hash_inputs
 from annattn.attention.mechanism import Attend, Causal, Gradient, Mechanism, TrainableConfig
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
-from annattn.kernels import Order, nan_targets, newest, newest_attention
+from annattn.kernels import nan_where_unknown, newest, newest_attention
 from annattn.lsh import Hasher
 
 __all__ = ["MECHANISM", "LatestMatchConfig", "latest_match_attention", "latest_match_weights"]
@@ -35,8 +35,7 @@ def latest_match_attention(
     query_codes, key_codes = hash_inputs(hasher, query, key, key_mask)
     positions = newest(query_codes, key_codes, hasher.dense_buckets)
     out = newest_attention(query, key, value.to(accumulator(value.dtype)), positions, hasher, gradient)
-    unknown = nan_targets(query_codes, key_codes, Order.CAUSAL)
-    return out.masked_fill(unknown[..., None], torch.nan).to(value.dtype)
+    return nan_where_unknown(out, query_codes, key_codes).to(value.dtype)
 
 
 def latest_match_weights(query: Tensor, key: Tensor, seen: Tensor, *, hasher: Hasher) -> Tensor:

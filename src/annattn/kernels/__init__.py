@@ -4,6 +4,7 @@ from annattn.kernels.band import band
 from annattn.kernels.codes import nan_targets
 from annattn.kernels.dispatch import BACKENDS, choose, use_backend
 from annattn.kernels.interface import GRADIENTS, NOT_FOUND, Backend, BandInputs, Call, GradientInputs, Order, SumInputs
+from annattn.kernels.newest_ops import nan_where_unknown, newest, newest_attention, newest_call
 from annattn.kernels.ops import (
     bucket_attention,
     bucket_mean,
@@ -12,9 +13,6 @@ from annattn.kernels.ops import (
     hash_call,
     hash_pair,
     name_codes,
-    newest,
-    newest_attention,
-    newest_call,
     query_key_gradient,
     tables_call,
 )
@@ -44,6 +42,7 @@ __all__ = [
     "hash_pair",
     "name_codes",
     "nan_targets",
+    "nan_where_unknown",
     "newest",
     "newest_attention",
     "newest_call",

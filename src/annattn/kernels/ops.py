@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from annattn.errors import InputError
 from annattn.kernels.dispatch import choose
-from annattn.kernels.interface import GRADIENTS, Call, GradientInputs, Operation, Order, Slope, SumInputs, slope_of
+from annattn.kernels.interface import GRADIENTS, Call, GradientInputs, Operation, Order, SumInputs, slope_of
 from annattn.kernels.tables import Layout
 from annattn.kernels.transforms import fold_into_batch, not_twice, refuse_transforms, transforms_active, wanted_gradient
 from annattn.lsh import FAMILIES, Hasher, restore
@@ -23,23 +23,24 @@ __all__ = [
     "hash_call",
     "hash_pair",
     "name_codes",
-    "newest",
-    "newest_attention",
-    "newest_call",
+    "needs_no_op",
     "query_key_gradient",
+    "runs_now",
+    "sum_call",
+    "tables_apart",
     "tables_call",
 ]
 
 
-def _runs_now() -> bool:
+def runs_now() -> bool:
     """Whether nobody is tracing or transforming the call, so that what needs no gradient can do without an op."""
     return not torch.compiler.is_compiling() and not transforms_active()
 
 
-def _needs_no_op(*tensors: Tensor) -> bool:
+def needs_no_op(*tensors: Tensor) -> bool:
     """Whether what is computed from these may be computed at once: nobody traces, and no gradient is wanted of it."""
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    return not wanted and _runs_now() and all(type(x) is Tensor for x in tensors)
+    return not wanted and runs_now() and all(type(x) is Tensor for x in tensors)
 
 
 def hash_call(hasher: Hasher, query: Tensor, key: Tensor) -> Call:
@@ -56,7 +57,8 @@ def tables_call(layout: Layout) -> Call:
     return Call("tables", layout.device, torch.float64, rows, rows, layout.tables, layout.width)
 
 
-def _sum_call(operation: Operation, inputs: SumInputs) -> Call:
+def sum_call(operation: Operation, inputs: SumInputs) -> Call:
+    """Sums over buckets, checked and described."""
     targets, sources, value = inputs.target_codes.shape, inputs.source_codes.shape, inputs.value
     if (
         len(targets) != 4
@@ -82,14 +84,14 @@ def _bucket_mean(
     target_codes: Tensor, source_codes: Tensor, value: Tensor, order: int, buckets: int, one_table_at_a_time: bool
 ) -> tuple[Tensor, Tensor]:
     inputs = SumInputs(target_codes, source_codes, value, Order(order), buckets, one_table_at_a_time)
-    return choose(_sum_call("bucket_mean", inputs)).bucket_mean(inputs)
+    return choose(sum_call("bucket_mean", inputs)).bucket_mean(inputs)
 
 
 def hash_pair(hasher: Hasher, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Codes of queries and keys, comparable with each other; traceable for the families listed in FAMILIES."""
     if not torch.compiler.is_compiling() and (transforms_active() or forward_ad._current_level >= 0):
         refuse_transforms()
-    if _runs_now() or type(hasher.family) not in FAMILIES.values():
+    if runs_now() or type(hasher.family) not in FAMILIES.values():
         return choose(hash_call(hasher, query, key)).hash_pair(hasher, query.detach(), key.detach())
     return _hash_pair(query, key, list(hasher.parameters), hasher.spec)
 
@@ -98,7 +100,7 @@ def hash_pair(hasher: Hasher, query: Tensor, key: Tensor) -> tuple[Tensor, Tenso
 def _hash_pair(query: Tensor, key: Tensor, parameters: list[Tensor], spec: str) -> tuple[Tensor, Tensor]:
     hasher = restore(spec, tuple(parameters))
     query_codes, key_codes = choose(hash_call(hasher, query, key)).hash_pair(hasher, query, key)
-    return _tables_apart(query_codes), _tables_apart(key_codes)
+    return tables_apart(query_codes), tables_apart(key_codes)
 
 
 @_hash_pair.register_fake
@@ -109,7 +111,7 @@ def _(query, key, parameters, spec):
     )
 
 
-def _tables_apart(codes: Tensor) -> Tensor:
+def tables_apart(codes: Tensor) -> Tensor:
     """The same codes with the rows of a table side by side in memory: one layout for all backends."""
     return codes.transpose(-1, -2).contiguous().transpose(-1, -2)
 
@@ -132,11 +134,10 @@ def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Codes in one table that are equal exactly when rows are."""
     if not torch.compiler.is_compiling() and (transforms_active() or forward_ad._current_level >= 0):
         refuse_transforms()
-    return _equal_rows(query, key)
+    return _equal(query, key) if needs_no_op(query.detach(), key.detach()) else _equal_rows(query, key)
 
 
-@torch.library.custom_op("annattn::equal_rows", mutates_args=())
-def _equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+def _equal(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     if query.ndim != 4 or key.ndim != 4 or query.shape[3] != key.shape[3] or query.dtype != key.dtype:
         given = f"{query.dtype} {tuple(query.shape)} and {key.dtype} {tuple(key.shape)}"
         raise InputError("rows to compare", given=given, expected="(batch, heads, n, dim) of one dtype and dim")
@@ -144,24 +145,30 @@ def _equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     return choose(call).equal_rows(query, key)
 
 
+_equal_rows = torch.library.custom_op("annattn::equal_rows", _equal, mutates_args=())
+
+
 @_equal_rows.register_fake
 def _(query, key):
     return tuple(x.new_empty(*x.shape[:-1], 1, dtype=torch.int64) for x in (query, key))
 
 
-@torch.library.custom_op("annattn::bucket_mean", mutates_args=())
+_mean_of_buckets = torch.library.custom_op("annattn::bucket_mean", _bucket_mean, mutates_args=())
+
+
 def bucket_mean(
     target_codes: Tensor, source_codes: Tensor, value: Tensor, order: int, buckets: int, one_table_at_a_time: bool
 ) -> tuple[Tensor, Tensor]:
     """Σ_j c_ij v_j / Σ_j c_ij and Σ_j c_ij: see `Backend.bucket_mean`."""
-    return _bucket_mean(target_codes, source_codes, value, order, buckets, one_table_at_a_time)
+    mean = _bucket_mean if needs_no_op(value) else _mean_of_buckets
+    return mean(target_codes, source_codes, value, order, buckets, one_table_at_a_time)
 
 
 def _bucket_sum(
     target_codes: Tensor, source_codes: Tensor, value: Tensor, order: int, buckets: int, one_table_at_a_time: bool
 ) -> tuple[Tensor, Tensor]:
     inputs = SumInputs(target_codes, source_codes, value, Order(order), buckets, one_table_at_a_time)
-    return choose(_sum_call("bucket_sum", inputs)).bucket_sum(inputs)
+    return choose(sum_call("bucket_sum", inputs)).bucket_sum(inputs)
 
 
 @torch.library.custom_op("annattn::bucket_sum", mutates_args=())
@@ -172,7 +179,7 @@ def bucket_sum(
     return _bucket_sum(target_codes, source_codes, value, order, buckets, one_table_at_a_time)
 
 
-@bucket_mean.register_fake
+@_mean_of_buckets.register_fake
 @bucket_sum.register_fake
 def _(target_codes, source_codes, value, order, buckets, one_table_at_a_time):
     shape = target_codes.shape[:3]
@@ -202,7 +209,7 @@ def _bucket_mean_backward(ctx, grad_mean, grad_count):
 
 def _divided(grad: Tensor, count: Tensor) -> Tensor:
     """g_i / C_i. By the backend where nobody traces: threads that torch woke for it would stay awake beside its own."""
-    if not _needs_no_op(grad):
+    if not needs_no_op(grad):
         return grad / count[..., None].clamp(min=1)
     shape = grad.shape[:3]
     call = Call("bucket_sum", grad.device, grad.dtype, shape, shape, 1, grad.shape[-1])
@@ -210,7 +217,7 @@ def _divided(grad: Tensor, count: Tensor) -> Tensor:
 
 
 bucket_sum.register_autograd(_bucket_sum_backward, setup_context=_keep)
-bucket_mean.register_autograd(_bucket_mean_backward, setup_context=_keep)
+_mean_of_buckets.register_autograd(_bucket_mean_backward, setup_context=_keep)
 
 
 # The mean of what a query's buckets hold, differentiable in queries and keys as well: they take no part in the forward
@@ -295,14 +302,14 @@ def _bucket_attention_backward(ctx, grad, grad_count):
         grad = torch.zeros_like(out)
     if ctx.needs_input_grad[2]:
         weight = _divided(grad, count)
-        add = _bucket_sum if _needs_no_op(weight) else bucket_sum
+        add = _bucket_sum if needs_no_op(weight) else bucket_sum
         grad_value, _ = add(key_codes, query_codes, weight, -ctx.order, ctx.buckets, ctx.one_table_at_a_time)
     if any(ctx.needs_input_grad[:2]):
         if grad_count is not None:
             # The count is the sum of a value of 1, so it is one more column: dx_ij gains c_ij · w · dC_i.
             value, out = torch.nn.functional.pad(value, (0, 1), value=1.0), torch.nn.functional.pad(out, (0, 1))
             grad = torch.cat([grad, (grad_count * count)[..., None]], dim=-1)
-        turn = _turn if _needs_no_op(query, key, value, grad, out) else _bucket_attention_gradient
+        turn = _turn if needs_no_op(query, key, value, grad, out) else _bucket_attention_gradient
         grad_query, grad_key = turn(
             query, key, value, query_codes, key_codes, grad, out, count, ctx.order, ctx.buckets, ctx.gradient, ctx.spec
         )
@@ -340,102 +347,14 @@ def bucket_attention(
     ):
         wanted = wanted_gradient(hasher, gradient, query, key)
     if wanted == "none":
-        if _runs_now() and not (value.requires_grad and torch.is_grad_enabled()):
+        if runs_now() and not (value.requires_grad and torch.is_grad_enabled()):
             return _bucket_mean(*codes, value, order, buckets, one_table_at_a_time)
         return bucket_mean(*codes, value, order, buckets, one_table_at_a_time)
-    attend = _BucketAttention.apply if _runs_now() else _bucket_attention
+    attend = _BucketAttention.apply if runs_now() else _bucket_attention
     return attend(query, key, value, *codes, order, buckets, one_table_at_a_time, wanted, hasher.spec, counted)
 
 
-@torch.library.custom_op("annattn::newest", mutates_args=())
-def newest(target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
-    """Per table the newest source in a causal target's bucket: see `Backend.newest`."""
-    inputs = SumInputs(target_codes, source_codes, source_codes, Order.CAUSAL, buckets)
-    return choose(_sum_call("newest", inputs)).newest(target_codes, source_codes, buckets)
-
-
-@newest.register_fake
-def _(target_codes, source_codes, buckets):
-    return target_codes.new_empty(target_codes.shape)
-
-
-@torch.library.custom_op("annattn::newest_attention", mutates_args=())
-def _newest_attention(query: Tensor, key: Tensor, value: Tensor, positions: Tensor, gradient: str, spec: str) -> Tensor:
-    return choose(newest_call(value, positions)).newest_mean(value, positions)
-
-
-def newest_call(value: Tensor, positions: Tensor, slope: Slope | None = None) -> Call:
-    """The mean over tables of the values at these positions, described."""
-    heads = value.shape[1] if value.ndim == 4 else 0
-    if (
-        positions.ndim != 4
-        or value.ndim != 4
-        or positions.shape[0] != value.shape[0]
-        or (positions.shape[1] % heads if heads else positions.shape[1])
-        or positions.dtype != torch.int64
-    ):
-        raise InputError(
-            "positions and values",
-            given=f"{positions.dtype} {tuple(positions.shape)} and {tuple(value.shape)}",
-            expected="int64 positions (batch, heads, n, tables) in the values of the same batch and heads",
-        )
-    return Call(
-        "newest_mean", value.device, value.dtype, positions.shape[:3], value.shape[:3], positions.shape[3],
-        value.shape[-1], order=Order.CAUSAL, slope=slope,
-    )  # fmt: skip
-
-
-@_newest_attention.register_fake
-def _(query, key, value, positions, gradient, spec):
-    return value.new_empty(*positions.shape[:3], value.shape[-1])
-
-
-@torch.library.custom_op("annattn::newest_attention_gradient", mutates_args=())
-def _newest_attention_gradient(
-    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, grad: Tensor, out: Tensor, gradient: str, spec: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    grad_value = choose(newest_call(value, positions)).newest_value_gradient(value, positions, grad).contiguous()
-    if gradient == "none":
-        return query.new_zeros(query.shape), key.new_zeros(key.shape), grad_value
-    count = (positions >= 0).sum(-1)
-    slope = slope_of(gradient, spec)
-    inputs = GradientInputs(query, key, value, grad, out, count, slope, Order.CAUSAL, newest=positions)
-    return *query_key_gradient("newest_gradient", inputs, positions.shape[-1]), grad_value
-
-
-@_newest_attention_gradient.register_fake
-def _(query, key, value, positions, grad, out, gradient, spec):
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
-
-
-_newest_attention_gradient.register_autograd(not_twice)
-
-
-def _keep_newest(ctx, inputs, output):
-    *tensors, ctx.gradient, ctx.spec = inputs
-    ctx.save_for_backward(*tensors, output)
-
-
-def _newest_attention_backward(ctx, grad):
-    query, key, value, positions, out = ctx.saved_tensors
-    grads = _newest_attention_gradient(query, key, value, positions, grad, out, ctx.gradient, ctx.spec)
-    wanted = [g if needed else None for g, needed in zip(grads, ctx.needs_input_grad[:3], strict=True)]
-    return *wanted, None, None, None
-
-
-_newest_attention.register_autograd(_newest_attention_backward, setup_context=_keep_newest)
-
-
-def newest_attention(
-    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, hasher: Hasher, gradient: str
-) -> Tensor:
-    """The mean over tables of the values at the positions `newest` found; differentiable like `bucket_attention`."""
-    wanted = wanted_gradient(hasher, gradient, query, key)
-    return _newest_attention(query, key, value, positions, wanted, hasher.spec)
-
-
 for _op in (
-    _hash_pair, name_codes, _equal_rows, bucket_mean, bucket_sum, _bucket_attention, _bucket_attention_gradient, newest,
-    _newest_attention, _newest_attention_gradient,
+    _hash_pair, name_codes, _equal_rows, _mean_of_buckets, bucket_sum, _bucket_attention, _bucket_attention_gradient,
 ):  # fmt: skip
     fold_into_batch(_op)

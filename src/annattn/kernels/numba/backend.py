@@ -8,8 +8,9 @@ from annattn.kernels.codes import nan_targets
 from annattn.kernels.interface import NO_BAND, Backend, Call, GradientInputs, SumInputs
 from annattn.kernels.numba import hashing, memory
 from annattn.kernels.numba.few_rows import FewRows
-from annattn.kernels.numba.gradient import constant_gradient
-from annattn.kernels.numba.newest import newest, newest_gradient, newest_mean, newest_value_gradient
+from annattn.kernels.numba.gradient import constant_gradient, newest_gradient
+from annattn.kernels.numba.newest import newest, newest_mean, newest_value_gradient
+from annattn.kernels.numba.numbering import equal_rows
 from annattn.kernels.numba.sums import bucket_sums, divide_rows
 from annattn.kernels.numba.tables import NumbaTables
 from annattn.kernels.overflow import gradient_in_range
@@ -55,7 +56,7 @@ class NumbaBackend(Backend):
 
     def equal_rows(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """See `Backend`."""
-        return hashing.equal_rows(query, key)
+        return equal_rows(query, key)
 
     def bucket_sum(self, inputs: SumInputs) -> tuple[Tensor, Tensor]:
         """See `Backend`."""

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from annattn.kernels.numba.compiled import kernel
-from annattn.kernels.numba.hashing import _SLACK, _UNIT, _add_products, _dot, _scale, _set_bounds, hash_rows
-from annattn.kernels.numba.rows import set_row
+from annattn.kernels.numba.hashing import hash_rows
+from annattn.kernels.numba.projections import dot, project_four, scale_of, set_bounds, spread_of
 from annattn.kernels.numba.threads import run_pieces
 from annattn.lsh import NO_BUCKET, Hasher, Hyperplane, pairs_of_half_keys
 
@@ -29,8 +29,7 @@ class FewRows:
             pairs = pairs_of_half_keys(hasher.tables) if hasher.shared else ()
             self._pairs = np.array(pairs, np.int64).reshape(-1, 2)
             normals = hasher.parameters[0].detach().numpy().reshape(-1, dim)
-            unit = (dim + 1) * _UNIT
-            self._spread = _SLACK * unit / (1 - unit) * float(np.sqrt((normals.astype(np.float64) ** 2).sum(1).max()))
+            self._spread = float(spread_of.py_func(dim, np.sqrt((normals.astype(np.float64) ** 2).sum(1).max())))
             # Upright, and by hash before table: so the tables of a row are packed side by side.
             upright = np.zeros((draws, -(-dim // _TOGETHER) * _TOGETHER, hashes, tables), np.float32)
             upright[:, :dim] = normals.reshape(draws, tables, hashes, dim).transpose(0, 3, 2, 1)
@@ -109,13 +108,10 @@ def _hash_signs(rows, heads, upright, normals, spread, codes):
                 at = r // share * heads + draw * share + r % share
                 for k in range(width):
                     taken[r - first, k] = rows[at, k]
-            set_row(product, 0, zero, together * functions)
-            for k in range(0, dim, together):
-                place = (draw * dim + k) * functions
-                _add_products(product, 0, few, k, dim, flat, place, functions, functions)
+            project_four(product, 0, few, 0, dim, flat, draw * dim * functions, functions, functions)
             for r in range(first, last):
                 at, begin = r // share * heads + draw * share + r % share, (r - first) * functions
-                _set_bounds(rows, at, spread, bounds)
+                set_bounds(rows, at, spread, bounds)
                 into, bound = codes[at], bounds[0]
                 into[:] = 0
                 for h in range(hashes):
@@ -133,7 +129,7 @@ def _hash_signs(rows, heads, upright, normals, spread, codes):
 def _decide(row, normals, product, begin, bound, codes):
     """Set the bits in doubt by projections in float64; a row that is not finite has no bucket."""
     tables, hashes, _ = normals.shape
-    scale = _scale(row)
+    scale = scale_of(row)
     if scale < 0:
         codes[:] = NO_BUCKET
         return
@@ -141,7 +137,7 @@ def _decide(row, normals, product, begin, bound, codes):
         for h in range(hashes):
             if not abs(product[begin + h * tables + table]) > bound:
                 bit = np.int64(1) << np.int64(h)
-                if _dot(row, normals[table, h], scale) >= 0:
+                if dot(row, normals[table, h], scale) >= 0:
                     codes[table] |= bit
                 else:
                     codes[table] &= ~bit

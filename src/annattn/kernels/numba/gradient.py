@@ -15,12 +15,13 @@ from annattn.kernels.codes import heads_and_shares
 from annattn.kernels.interface import GradientInputs, Order
 from annattn.kernels.numba import memory
 from annattn.kernels.numba.compiled import kernel
+from annattn.kernels.numba.newest import by_group
 from annattn.kernels.numba.numbering import number_codes, room_for
 from annattn.kernels.numba.outer import LINE, ROWS, add_turns
 from annattn.kernels.numba.rows import copy_row, set_row
 from annattn.kernels.numba.threads import pieces_of, run_pieces
 
-__all__ = ["constant_gradient"]
+__all__ = ["constant_gradient", "newest_gradient"]
 
 _ROWS = 2048  # rows prepared or finished in one piece, if a group is cut into pieces
 _LEAST_SQUARE, _LARGEST_SQUARE = 1e-20, 1e30  # where squares of float32 neither overflow nor lose digits
@@ -58,46 +59,87 @@ class _Work(NamedTuple):
 
 def constant_gradient(inputs: GradientInputs) -> tuple[Tensor, Tensor]:
     """The gradients of `bucket_mean` for queries and keys when w(x) is a constant; in the dtype of `grad`."""
-    query, key, value, grad = inputs.query, inputs.key, inputs.value, inputs.grad
     query_codes, key_codes = inputs.query_codes, inputs.key_codes
     assert query_codes is not None
     assert key_codes is not None
-    dtype = grad.dtype
-    grad_query, grad_key = memory.empty(*query.shape, dtype=dtype), memory.empty(*key.shape, dtype=dtype)
-    if not query.numel() or not key.numel():
-        return grad_query.zero_(), grad_key.zero_()
-    heads, share, _ = heads_and_shares(query, key)
-    n, m, tables = query.shape[2], key.shape[2], query_codes.shape[-1]
-    dim, width = query.shape[-1], value.shape[-1]
-    groups = query.shape[0] * heads
-
-    def rows(x: Tensor) -> _Rows:
-        array, starts, stride = memory.flat(x.to(dtype))
-        return _Rows(array, starts.reshape(groups, -1), stride)
-
+    grads = _empty_gradients(inputs)
+    if not inputs.query.numel() or not inputs.key.numel():
+        return grads
+    dtype, (heads, share, _) = inputs.grad.dtype, heads_and_shares(inputs.query, inputs.key)
+    groups, n, m, tables = (
+        inputs.query.shape[0] * heads,
+        inputs.query.shape[2],
+        inputs.key.shape[2],
+        query_codes.shape[-1],
+    )
     targets = query_codes.transpose(2, 3).contiguous().numpy().reshape(groups, share, tables, n)
     sources = key_codes.transpose(2, 3).contiguous().numpy().reshape(groups, 1, tables, m)
     memory.require_below(inputs.buckets, "hash code", targets, sources)
-    work = _Work(
-        targets, sources,
-        inputs.buckets if 0 < inputs.buckets <= 4 * (share * n + m) else 0,
-        rows(query), rows(key), rows(value), rows(grad), rows(inputs.out),
-        inputs.count.contiguous().numpy().reshape(groups, share, n), _layout(dim, width, dtype),
-        inputs.order == Order.CAUSAL, float(inputs.slope.constant or 0),
-        grad_query.numpy().reshape(groups, share * n, dim), grad_key.numpy().reshape(groups, m, dim),
-    )  # fmt: skip
-    pieces, few = pieces_of(groups, tables * (share * n + m) * (width + 2 * dim), 2)
+    work = _work(inputs, targets, sources, inputs.buckets if 0 < inputs.buckets <= 4 * (share * n + m) else 0, grads)
+    pieces, few = _pieces(work)
     if few > 1:
         for group in range(groups):
             _turn_group(work, group, dtype)
-        return grad_query, grad_key
+        return grads
     edges = groups * np.arange(pieces + 1) // pieces
 
     def one(piece: int) -> None:
         _turn_groups(work, edges[piece], edges[piece + 1], *_room(work, dtype))
 
     run_pieces(one, pieces, "gradients", dtype)
-    return grad_query, grad_key
+    return grads
+
+
+def newest_gradient(inputs: GradientInputs) -> tuple[Tensor, Tensor]:
+    """The same of `newest_mean`: a query turns towards, or from, the key found in each table."""
+    assert inputs.newest is not None
+    grads = _empty_gradients(inputs)
+    if not inputs.query.numel() or not inputs.value.numel():
+        return grads[0].zero_(), grads[1].zero_()
+    found = by_group(inputs.value, inputs.newest)
+    groups, _, tables, _ = found.shape
+    work = _work(inputs, found, np.empty((0, 1, tables, inputs.key.shape[2]), np.int64), 0, grads)
+    pieces, _ = _pieces(work)
+    edges, dtype = groups * np.arange(pieces + 1) // pieces, inputs.grad.dtype
+
+    def one(piece: int) -> None:
+        _turn_newest(work, edges[piece], edges[piece + 1], *_room(work, dtype))
+
+    run_pieces(one, pieces, "newest gradient", dtype)
+    return grads
+
+
+def _empty_gradients(inputs: GradientInputs) -> tuple[Tensor, Tensor]:
+    query, key, dtype = inputs.query, inputs.key, inputs.grad.dtype
+    grads = memory.empty(*query.shape, dtype=dtype), memory.empty(*key.shape, dtype=dtype)
+    if not query.numel() or not key.numel():
+        grads[0].zero_(), grads[1].zero_()
+    return grads
+
+
+def _work(
+    inputs: GradientInputs, targets: np.ndarray, sources: np.ndarray, slots: int, grads: tuple[Tensor, Tensor]
+) -> _Work:
+    groups, share, _, n = targets.shape
+    m, dim, width, dtype = inputs.key.shape[2], inputs.query.shape[-1], inputs.value.shape[-1], inputs.grad.dtype
+
+    def rows(x: Tensor) -> _Rows:
+        array, starts, stride = memory.flat(x.to(dtype))
+        return _Rows(array, starts.reshape(groups, -1), stride)
+
+    return _Work(
+        targets, sources, slots,
+        rows(inputs.query), rows(inputs.key), rows(inputs.value), rows(inputs.grad), rows(inputs.out),
+        inputs.count.contiguous().numpy().reshape(groups, share, n), _layout(dim, width, dtype),
+        inputs.order == Order.CAUSAL, float(inputs.slope.constant or 0),
+        grads[0].numpy().reshape(groups, share * n, dim), grads[1].numpy().reshape(groups, m, dim),
+    )  # fmt: skip
+
+
+def _pieces(work: _Work) -> tuple[int, int]:
+    """Runs of groups; and if groups are few, more than 1."""
+    groups, share, tables, n = work.targets.shape
+    return pieces_of(groups, tables * (share * n + work.to_key.shape[1]) * (work.layout[0] + 2 * work.layout[3]), 2)
 
 
 def _layout(dim: int, width: int, dtype: torch.dtype) -> tuple[int, int, int, int, int, int]:
@@ -189,6 +231,40 @@ def _turn_groups(work, first_group, last_group, left, right, lengths):
             add_turns(left, right, work.layout, queries, keys, edges, horizon, work.causal, (0, used), (0, dim), outer)
         _finish(work, group, 0, 0, count_queries, left, right, lengths)
         _finish(work, group, 1, 0, count_keys, left, right, lengths)
+
+
+@kernel
+def _turn_newest(work, first_group, last_group, left, right, lengths):
+    """Everything for groups [first_group, last_group) whose `targets` are positions of keys."""
+    _, share, tables, n = work.targets.shape
+    width, _, unit_at, _, sum_at, stride = work.layout
+    queries, keys, dim = work.to_query.shape[1], work.to_key.shape[1], work.to_query.shape[2]
+    for group in range(first_group, last_group):
+        _prepare(work, group, 0, 0, queries, left, right, lengths)
+        _prepare(work, group, 1, 0, keys, left, right, lengths)
+        for head in range(share):
+            positions = work.targets[group, head].reshape(-1)
+            for i in range(n):
+                query = (head * n + i) * stride
+                for table in range(tables):
+                    at = positions[table * n + i]
+                    if at >= 0:
+                        _turn_pair(left, query, right, at * stride, width, unit_at, sum_at, dim)
+        _finish(work, group, 0, 0, queries, left, right, lengths)
+        _finish(work, group, 1, 0, keys, left, right, lengths)
+
+
+@kernel(fastmath={"reassoc", "contract"}, inlined=True)
+def _turn_pair(left, query, right, key, width, unit_at, sum_at, dim):
+    """What a query and a key do to each other."""
+    query, key, push = _U(query), _U(key), left.dtype.type(0)
+    for k in range(_U(width)):
+        push += left[query + k] * right[key + k]
+    of_query, of_key = query + _U(unit_at), key + _U(unit_at)
+    query, key = query + _U(sum_at), key + _U(sum_at)
+    for k in range(_U(dim)):
+        left[query + k] += push * right[of_key + k]
+        right[key + k] += push * left[of_query + k]
 
 
 @kernel

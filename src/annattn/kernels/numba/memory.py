@@ -12,7 +12,7 @@ from annattn.errors import InputError
 from annattn.kernels.numba.rows import is_finite_row
 from annattn.lsh import IGNORED
 
-__all__ = ["KEPT", "empty", "flat", "is_finite", "require_below"]
+__all__ = ["KEPT", "empty", "empty_array", "flat", "is_finite", "require_below"]
 
 KEPT = 2**27  # bytes of memory given up that are kept for the next call, at most
 _WORTH_KEEPING = 2**20  # bytes; the C library sees to smaller ones
@@ -72,16 +72,24 @@ def empty(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
     >>> empty(2, 3).shape
     torch.Size([2, 3])
     """
-    kind = np.dtype(_NUMPY[dtype])
+    return torch.from_numpy(empty_array(shape, _NUMPY[dtype]))
+
+
+def empty_array(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
+    """The same as an array. Whatever looks at its memory must hold this very array, as a tensor made of it does.
+
+    >>> empty_array((2, 3), np.int64).shape
+    (2, 3)
+    """
+    kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
     if size < _WORTH_KEEPING:
-        return torch.from_numpy(np.empty(shape, kind))
+        return np.empty(shape, kind)
     block = _taken(size) or _Block(np.empty(size, np.uint8))
     array = block.room.view(kind).reshape(shape)
-    # The tensor holds this very array, and whatever is made of the tensor holds the tensor: when the array goes, nobody
-    # looks at the memory any more.
+    # When the array goes, nobody looks at the memory any more.
     weakref.finalize(array, _give_back, block).atexit = False
-    return torch.from_numpy(array)
+    return array
 
 
 class _Block:

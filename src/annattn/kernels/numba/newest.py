@@ -1,60 +1,84 @@
-"""Newest members of buckets on a CPU, their mean, and its gradients."""
+"""Newest members of buckets on a CPU, their mean, and its gradients.
+
+Positions have their tables apart in memory, as codes do. Whole groups of heads run on several threads, or tables, rows
+or columns of one; each sum is added up in the same order whoever does it.
+"""
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from annattn.kernels.codes import heads_and_shares
-from annattn.kernels.interface import NOT_FOUND, GradientInputs
+from annattn.kernels.interface import NOT_FOUND
 from annattn.kernels.numba import memory
 from annattn.kernels.numba.compiled import kernel
-from annattn.kernels.numba.numbering import slots_of
-from annattn.kernels.numba.threads import run_pieces
+from annattn.kernels.numba.numbering import number_codes, room_for, set_codes
+from annattn.kernels.numba.rows import add_row, divide_row, is_finite_row, set_row
+from annattn.kernels.numba.threads import pieces_of, run_pieces
 from annattn.kernels.overflow import mean_in_range, sum_in_range
-from annattn.lsh.rows import directions_and_lengths
 
-__all__ = ["newest", "newest_gradient", "newest_mean", "newest_value_gradient"]
+__all__ = ["by_group", "newest", "newest_mean", "newest_value_gradient"]
+
+_LARGEST = 2**63 - 1
+_COLUMNS = 16  # columns that are worth a thread of their own
 
 
 def newest(target_codes: Tensor, source_codes: Tensor, buckets: int) -> Tensor:
     """Per table the newest source in a causal target's bucket: see `Backend.newest`."""
-    heads, _, _ = heads_and_shares(target_codes, source_codes)
-    batch, _, n, tables = target_codes.shape
-    m = source_codes.shape[2]
-    found = torch.full(target_codes.shape, NOT_FOUND, dtype=torch.int64, device="cpu")
+    heads, share, _ = heads_and_shares(target_codes, source_codes)
+    batch, all_heads, n, tables = target_codes.shape
+    m, groups = source_codes.shape[2], batch * heads
+    found = memory.empty(batch, all_heads, tables, n)
     if not target_codes.numel() or not source_codes.numel():
-        return found
-    targets = target_codes.contiguous().numpy().reshape(batch * heads, -1, n, tables)
-    sources = source_codes.contiguous().numpy().reshape(batch * heads, 1, m, tables)
-    memory.require_below(buckets, "hash code", targets, sources)
-    into = found.numpy().reshape(targets.shape)
-    numbered = [slots_of(t, s, buckets, run_pieces) for t, s in zip(targets, sources, strict=True)]
-    targets, sources, slots = zip(*numbered, strict=True)
+        return found.fill_(NOT_FOUND).transpose(2, 3)
+    targets = target_codes.transpose(2, 3).contiguous().numpy().reshape(groups, share, tables, n)
+    sources = source_codes.transpose(2, 3).contiguous().numpy().reshape(groups, 1, tables, m)
+    into, lost = found.numpy().reshape(targets.shape), np.zeros(2, np.bool_)
+    # Up to this many buckets a table is indexed by the code itself.
+    slots = buckets if 0 < buckets <= 4 * (share * n + m) + 256 else 0
+    pieces, parts = pieces_of(groups, tables * (share * n + m) * 4, tables)
+    edges, seams = groups * np.arange(pieces + 1) // pieces, tables * np.arange(parts + 1) // parts
 
     def one(piece: int) -> None:
-        group, table = divmod(piece, tables)
-        _newest(targets[group], sources[group][0], table, max(slots[group], 1), m - n, into[group])
+        run, part = divmod(piece, parts)
+        _find_newest(
+            targets, sources, slots, buckets or _LARGEST, edges[run], edges[run + 1], seams[part], seams[part + 1],
+            into, lost,
+        )  # fmt: skip
 
-    run_pieces(one, batch * heads * tables, "newest")
-    return found
+    run_pieces(one, pieces * parts, "newest")
+    if lost[1]:
+        memory.require_below(buckets, "hash code", targets, sources)
+    return found.transpose(2, 3)
 
 
 def newest_mean(value: Tensor, newest: Tensor) -> Tensor:
     """The mean over tables of the values at the positions found: see `Backend.newest_mean`."""
-    mean = _newest_mean(value, newest)
-    if memory.is_finite(mean):
+    mean, is_finite = _newest_mean(value, newest)
+    if is_finite:
         return mean
-    return mean_in_range(mean, lambda value: _newest_mean(value, newest), value, newest.shape[-1])
+    return mean_in_range(mean, lambda value: _newest_mean(value, newest)[0], value, newest.shape[-1])
 
 
-def _newest_mean(value: Tensor, newest: Tensor) -> Tensor:
-    mean = value.new_zeros(*newest.shape[:3], value.shape[-1])
+def _newest_mean(value: Tensor, newest: Tensor) -> tuple[Tensor, bool]:
+    width, spilled = value.shape[-1], np.zeros(1, np.bool_)
+    mean = memory.empty(*newest.shape[:3], width, dtype=value.dtype)
     if not mean.numel() or not value.numel():
-        return mean
-    values, found, shape = _by_group(value, newest)
-    into = mean.numpy().reshape(*shape, value.shape[-1])
-    run_pieces(lambda group: _mean(values[group], found[group], into[group]), len(found), "newest mean", value.dtype)
-    return mean
+        return mean.zero_(), True
+    found = by_group(value, newest)
+    flat, starts, stride = memory.flat(value)
+    starts, into = starts.reshape(-1), mean.numpy().reshape(-1)
+    groups, share, tables, n = found.shape
+    pieces, parts = pieces_of(groups, share * n * tables * width, share * n)
+    edges, seams = groups * np.arange(pieces + 1) // pieces, share * n * np.arange(parts + 1) // parts
+
+    def one(piece: int) -> None:
+        run, part = divmod(piece, parts)
+        _mean(
+            flat, starts, stride, found, edges[run], edges[run + 1], seams[part], seams[part + 1], width, into, spilled
+        )
+
+    run_pieces(one, pieces * parts, "newest mean", value.dtype)
+    return mean, not spilled[0]
 
 
 def newest_value_gradient(value: Tensor, newest: Tensor, grad: Tensor) -> Tensor:
@@ -66,126 +90,110 @@ def newest_value_gradient(value: Tensor, newest: Tensor, grad: Tensor) -> Tensor
 
 
 def _newest_value_gradient(value: Tensor, newest: Tensor, grad: Tensor) -> Tensor:
-    grad_value = grad.new_zeros(value.shape)
+    width = value.shape[-1]
+    grad_value = memory.empty(*value.shape, dtype=grad.dtype)
     if not grad.numel() or not value.numel():
-        return grad_value
-    _, found, shape = _by_group(value, newest)
-    grads = grad.contiguous().numpy().reshape(*shape, value.shape[-1])
-    into = grad_value.numpy().reshape(-1, *value.shape[2:])
-    run_pieces(
-        lambda group: _scatter(grads[group], found[group], into[group]), len(found), "newest value gradient", grad.dtype
-    )
+        return grad_value.zero_()
+    found = by_group(value, newest)
+    flat, starts, stride = memory.flat(grad)
+    groups, share, tables, n = found.shape
+    starts, into = starts.reshape(groups, share), grad_value.numpy().reshape(-1)
+    pieces, parts = pieces_of(groups, share * n * tables * width, width // _COLUMNS)
+    edges, seams = groups * np.arange(pieces + 1) // pieces, width * np.arange(parts + 1) // parts
+
+    def one(piece: int) -> None:
+        run, part = divmod(piece, parts)
+        columns = seams[part], seams[part + 1]
+        _scatter(flat, starts, stride, found, edges[run], edges[run + 1], columns, width, value.shape[2], into)
+
+    run_pieces(one, pieces * parts, "newest value gradient", grad.dtype)
     return grad_value
 
 
-def newest_gradient(inputs: GradientInputs) -> tuple[Tensor, Tensor]:
-    """The gradients of `newest_mean` for queries and keys when all pairs weigh the same."""
-    assert inputs.newest is not None
-    dtype, constant = inputs.grad.dtype, inputs.slope.constant
-    if not inputs.query.numel() or not inputs.value.numel():
-        return inputs.grad.new_zeros(inputs.query.shape), inputs.grad.new_zeros(inputs.key.shape)
-    query, query_length = directions_and_lengths(inputs.query.to(dtype))
-    key, key_length = directions_and_lengths(inputs.key.to(dtype))
-    values, found, shape = _by_group(inputs.value.to(dtype), inputs.newest)
-    weight = inputs.grad / inputs.count[..., None].clamp(min=1)
-    level = (weight * inputs.out.to(dtype).nan_to_num(0, 0, 0)).sum(-1)
-    grad_query, grad_key = torch.zeros_like(query), torch.zeros_like(key)
-    queries, to_query = (x.contiguous().numpy().reshape(*shape, x.shape[-1]) for x in (query, grad_query))
-    keys, to_key = (x.contiguous().numpy().reshape(-1, *x.shape[2:]) for x in (key, grad_key))
-    weights = weight.contiguous().numpy().reshape(*shape, weight.shape[-1])
-    levels = level.contiguous().numpy().reshape(shape)
-
-    def one(group: int) -> None:
-        _pairs(
-            queries[group], keys[group], values[group], weights[group], levels[group], found[group], constant,
-            to_query[group], to_key[group],
-        )  # fmt: skip
-
-    run_pieces(one, len(found), "newest gradient", dtype)
-    grads = []
-    for grad, unit, length in ((grad_query, query, query_length), (grad_key, key, key_length)):
-        grads.append((grad - (grad * unit).sum(-1, keepdim=True) * unit) / length)
-    return grads[0], grads[1]
-
-
-def _by_group(value: Tensor, newest: Tensor) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
-    """Values (groups, keys, width), positions (groups, share · queries, tables), and the first two axes of these."""
+def by_group(value: Tensor, newest: Tensor) -> np.ndarray:
+    """Positions (groups, share, tables, queries) in values of one group each, checked."""
     heads, share, _ = heads_and_shares(newest, value)
-    shape = newest.shape[0] * heads, share * newest.shape[2]
-    values = value.detach().contiguous().numpy().reshape(-1, *value.shape[2:])
-    found = newest.contiguous().numpy().reshape(*shape, newest.shape[3])
+    batch, _, n, tables = newest.shape
+    found = newest.transpose(2, 3).contiguous().numpy().reshape(batch * heads, share, tables, n)
     memory.require_below(value.shape[2], "position of a key", found)
-    return values, found, shape
+    return found
 
 
 @kernel
-def _newest(targets, sources, table, slots, horizon, found):
-    share, n, _ = targets.shape
-    m = sources.shape[0]
-    held = np.full(slots, NOT_FOUND, np.int64)
-    entered = 0
-    for at in range(n):
-        while entered < m and entered <= at + horizon:
-            code = sources[entered, table]
-            if code >= 0:
-                held[code] = entered
-            entered += 1
+def _find_newest(targets, sources, slots, limit, first_group, last_group, first_table, last_table, found, lost):
+    """Write, for some tables of some groups, which source entered a target's bucket last before it read."""
+    _, share, _, n = targets.shape
+    m = sources.shape[3]
+    wide_targets, wide_sources = np.empty(share * n, np.int64), np.empty(m, np.int64)
+    names = np.empty(1 if slots > 0 else room_for(m), np.int64)
+    numbers = np.empty(len(names), np.int32)
+    held = np.full(slots if slots > 0 else m, NOT_FOUND, np.int64)
+    horizon = m - n
+    for group in range(first_group, last_group):
+        for table in range(first_table, last_table):
+            set_codes(targets[group, :, table], False, limit, wide_targets, lost)
+            set_codes(sources[group, :, table], False, limit, wide_sources, lost)
+            if slots == 0:
+                number_codes(wide_targets, wide_sources, names, numbers, wide_targets, wide_sources)
+            entered = 0
+            for at in range(n):
+                while entered <= min(at + horizon, m - 1):
+                    if wide_sources[entered] >= 0:
+                        held[wide_sources[entered]] = entered
+                    entered += 1
+                for head in range(share):
+                    code = wide_targets[at * share + head]
+                    found[group, head, table, at] = held[code] if code >= 0 else NOT_FOUND
+            for j in range(entered):
+                if wide_sources[j] >= 0:
+                    held[wide_sources[j]] = NOT_FOUND
+
+
+@kernel
+def _mean(value, starts, stride, found, first_group, last_group, first, last, width, mean, spilled):
+    """Rows [first, last) of groups: head by head, the mean of the values at their positions."""
+    _, share, tables, n = found.shape
+    finite = True
+    for group in range(first_group, last_group):
+        positions, start = found[group].reshape(-1), starts[group]
+        for row in range(first, last):
+            head, i = divmod(row, n)
+            into, hits = (group * share * n + row) * width, 0
+            set_row(mean, into, 0, width)
+            for table in range(tables):
+                at = positions[(head * tables + table) * n + i]
+                if at >= 0:
+                    hits += 1
+                    add_row(mean, into, value, start + at * stride, width)
+            if hits > 1:
+                divide_row(mean, into, hits, width)
+            finite &= is_finite_row(mean, into, width)
+    if not finite:
+        spilled[0] = True
+
+
+@kernel
+def _scatter(grad, starts, stride, found, first_group, last_group, columns, width, m, into):
+    """Some columns of what values of groups get: each its share of the gradient of every row that read it."""
+    _, share, tables, n = found.shape
+    first, last = columns
+    part = np.empty(last - first, grad.dtype)
+    for group in range(first_group, last_group):
+        for j in range(m):
+            set_row(into, (group * m + j) * width + first, 0, last - first)
         for head in range(share):
-            code = targets[head, at, table]
-            found[head, at, table] = held[code] if code >= 0 else NOT_FOUND
-
-
-@kernel
-def _mean(value, found, mean):
-    rows, tables = found.shape
-    width = value.shape[1]
-    for row in range(rows):
-        into = mean[row]
-        into[:] = 0
-        hits = 0
-        for table in range(tables):
-            at = found[row, table]
-            if at >= 0:
-                hits += 1
-                here = value[at]
-                for k in range(width):
-                    into[k] += here[k]
-        divisor = mean.dtype.type(max(hits, 1))
-        for k in range(width):
-            into[k] /= divisor
-
-
-@kernel
-def _scatter(grad, found, grad_value):
-    rows, tables = found.shape
-    width = grad.shape[1]
-    for row in range(rows):
-        hits = 0
-        for table in range(tables):
-            hits += found[row, table] >= 0
-        share = grad.dtype.type(max(hits, 1))
-        for table in range(tables):
-            at = found[row, table]
-            if at >= 0:
-                into = grad_value[at]
-                for k in range(width):
-                    into[k] += grad[row, k] / share
-
-
-@kernel(fastmath={"reassoc", "contract"})
-def _pairs(query, key, value, weight, level, found, constant, to_query, to_key):
-    rows, tables = found.shape
-    dim, width = query.shape[1], value.shape[1]
-    scale = query.dtype.type(constant)
-    for row in range(rows):
-        for table in range(tables):
-            at = found[row, table]
-            if at < 0:
-                continue
-            push = -level[row]
-            for k in range(width):
-                push += weight[row, k] * value[at, k]
-            push *= scale
-            for k in range(dim):
-                to_query[row, k] += push * key[at, k]
-                to_key[at, k] += push * query[row, k]
+            positions = found[group, head].reshape(-1)
+            for i in range(n):
+                hits = 0
+                for table in range(tables):
+                    hits += positions[table * n + i] >= 0
+                if hits == 0:
+                    continue
+                set_row(part, 0, 0, last - first)
+                add_row(part, 0, grad, starts[group, head] + i * stride + first, last - first)
+                if hits > 1:
+                    divide_row(part, 0, hits, last - first)
+                for table in range(tables):
+                    at = positions[table * n + i]
+                    if at >= 0:
+                        add_row(into, (group * m + at) * width + first, part, 0, last - first)

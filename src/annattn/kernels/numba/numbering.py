@@ -1,36 +1,38 @@
 """Wide codes and whole rows as small numbers, exactly: equal ones, and only those, get the same number."""
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from annattn.kernels.codes import heads_and_shares
+from annattn.kernels.numba import memory
 from annattn.kernels.numba.compiled import kernel
-from annattn.kernels.numba.threads import Run
-from annattn.lsh import IGNORED
+from annattn.kernels.numba.threads import pieces_of, run_pieces
+from annattn.lsh import IGNORED, NO_BUCKET, Identity
 from annattn.seeds import splitmix64
 
-__all__ = ["number_codes", "number_rows", "room_for", "slots_of"]
+__all__ = ["equal_rows", "number_codes", "room_for", "set_codes"]
 
 _mixed = kernel(splitmix64)
 
 
-def slots_of(targets: np.ndarray, sources: np.ndarray, buckets: int, run: Run) -> tuple[np.ndarray, np.ndarray, int]:
-    """Codes (share, n, tables) of one group as slots of tables, and how many a table needs.
-
-    A code below `buckets` is its own slot, unless there are so many that the tables would outgrow the rows.
-    """
-    tables = targets.shape[-1]
-    if 0 < buckets <= 4 * (targets.shape[1] + sources.shape[1]):
-        return targets, sources, buckets
-    flat = [np.ascontiguousarray(x.reshape(-1, tables).T) for x in (targets, sources)]
-    numbered = [np.empty(x.shape, np.int64) for x in flat]
-    used = [0] * tables
-
-    def number(table: int) -> None:
-        names = np.empty(room_for(flat[1].shape[1]), np.int64)
-        numbers = np.empty(len(names), np.int32)
-        used[table] = number_codes(*(x[table] for x in flat), names, numbers, *(x[table] for x in numbered))
-
-    run(number, tables)
-    return numbered[0].T.reshape(targets.shape), numbered[1].T.reshape(sources.shape), max(1, *used)
+@kernel
+def set_codes(codes, reverse, limit, into, lost):
+    """The codes (share, n) of one table in order of time; rows without a bucket, and unsound codes, are noted."""
+    share, n = codes.shape
+    nobody, wrong = False, False
+    for head in range(share):
+        line = codes[head]
+        for at in range(n):
+            code = line[n - 1 - at if reverse else at]
+            nobody |= code == NO_BUCKET
+            unsound = (code >= limit) | (code < IGNORED)
+            wrong |= unsound
+            into[at * share + head] = IGNORED if unsound else code
+    if nobody:
+        lost[0] = True
+    if wrong:
+        lost[1] = True
 
 
 @kernel
@@ -74,45 +76,110 @@ def _find(names, mask, code):
 
 
 @kernel
-def number_rows(rows, usable, numbers):
-    """Number equal rows (n, width) of int64 alike, in order of appearance; those not usable get IGNORED.
-
-    The same open addressing, with whole rows compared.
-    """
-    count, width = rows.shape
-    holders = np.full(room_for(count), -1, np.int64)
-    mask = np.uint64(len(holders) - 1)
-    used = 0
-    for row in range(count):
-        if not usable[row]:
-            numbers[row] = IGNORED
-            continue
-        at = np.uint64(0)
-        for k in range(width):
-            at = _mixed(at ^ np.uint64(rows[row, k]))
-        at &= mask
-        while True:
-            holder = holders[at]
-            if holder == -1:
-                holders[at] = row
-                numbers[row] = used
-                used += 1
-                break
-            same = True
-            for k in range(width):
-                if rows[holder, k] != rows[row, k]:
-                    same = False
-                    break
-            if same:
-                numbers[row] = numbers[holder]
-                break
-            at = (at + np.uint64(1)) & mask
-
-
-@kernel
 def room_for(entries):
     """A power of two with at least half of it free."""
     size = 16
     while size < 2 * entries:
         size *= 2
     return size
+
+
+def equal_rows(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes in one table that are equal exactly when rows are: see `Backend.equal_rows`."""
+    family = Identity(query.shape[-1])
+    for x in (query, key):
+        family.check_rows(x)
+    heads, share, _ = heads_and_shares(query, key)
+    groups, n, m, dim = key.shape[0] * heads, query.shape[2], key.shape[2], query.shape[3]
+    query_codes, key_codes = memory.empty(*query.shape[:3], 1), memory.empty(*key.shape[:3], 1)
+    if not groups or not n + m:
+        return query_codes, key_codes
+    # Equal bits are equal numbers, but for -0.0, which is 0.0, and NaN, which nothing equals.
+    floating = query.dtype.is_floating_point
+    kind = query.dtype if query.dtype.itemsize >= 4 else torch.float32
+    bits = _BITS[kind] if floating else np.int64
+    queries, keys = (x.detach().to(kind if floating else torch.int64).contiguous().numpy() for x in (query, key))
+    queries, keys = queries.view(bits).reshape(groups, share * n, dim), keys.view(bits).reshape(groups, m, dim)
+    # The bits of infinity: those of a size above it are NaN. Integers have neither.
+    infinity = np.array(np.inf, queries.dtype.str.replace("i", "f")).view(bits) if floating else bits(0)
+    of_queries, of_keys = query_codes.numpy().reshape(groups, -1), key_codes.numpy().reshape(groups, -1)
+    pieces, _ = pieces_of(groups, (share * n + m) * dim, 1)
+    edges = groups * np.arange(pieces + 1) // pieces
+
+    def one(piece: int) -> None:
+        _number_rows(queries, keys, bits(infinity), edges[piece], edges[piece + 1], of_queries, of_keys)
+
+    run_pieces(one, pieces, "rows", query.dtype)
+    return query_codes, key_codes
+
+
+_BITS = {torch.float32: np.int32, torch.float64: np.int64}
+
+
+@kernel
+def _number_rows(queries, keys, infinity, first_group, last_group, of_queries, of_keys):
+    """Number equal rows of a group alike, in order of appearance, keys first; rows with NaN get IGNORED.
+
+    Open addressing, with whole rows compared.
+    """
+    (_, n, width), m = queries.shape, keys.shape[1]
+    factors = np.empty(width, np.uint64)
+    for k in range(width):
+        factors[k] = _mixed(np.uint64(k + 1)) | np.uint64(1)
+    holders = np.empty(room_for(m + n), np.int64)
+    mask = np.uint64(len(holders) - 1)
+    for group in range(first_group, last_group):
+        holders[:] = -1
+        targets, sources = queries[group].reshape(-1), keys[group].reshape(-1)
+        used = 0
+        for row in range(m + n):
+            rows, at = (sources, row * width) if row < m else (targets, (row - m) * width)
+            scrambled, usable = _scrambled(rows, at, width, infinity, factors)
+            number = np.int64(IGNORED)
+            place = scrambled & mask
+            while usable:
+                holder = holders[place]
+                if holder == -1:
+                    holders[place] = row
+                    number = used
+                    used += 1
+                    break
+                others, other = (sources, holder * width) if holder < m else (targets, (holder - m) * width)
+                if _same(rows, at, others, other, width, infinity):
+                    number = of_keys[group, holder] if holder < m else of_queries[group, holder - m]
+                    break
+                place = (place + np.uint64(1)) & mask
+            if row < m:
+                of_keys[group, row] = number
+            else:
+                of_queries[group, row - m] = number
+
+
+@kernel(inlined=True)
+def _scrambled(rows, at, width, infinity, factors):
+    """A number that equal rows have in common and others hardly ever, and whether a row is free of NaN."""
+    at, kind = np.uint64(at), rows.dtype.type
+    least = kind(np.iinfo(rows.dtype).min)
+    total, unusable = np.uint64(0), kind(0)
+    for k in range(np.uint64(width)):
+        bits = rows[at + k]
+        if infinity != 0:
+            bits = kind(0) if bits == least else bits
+            unusable |= kind((bits & ~least) > infinity)
+        word = np.uint64(np.int64(bits))
+        total += (word ^ (word >> np.uint64(32))) * factors[k]
+    return _mixed(total), unusable == 0
+
+
+@kernel(inlined=True)
+def _same(rows, at, others, other, width, infinity):
+    """Whether two rows without NaN are equal."""
+    at, other, kind = np.uint64(at), np.uint64(other), rows.dtype.type
+    least = kind(np.iinfo(rows.dtype).min)
+    differ = kind(0)
+    for k in range(np.uint64(width)):
+        a, b = rows[at + k], others[other + k]
+        # Zeros of either sign have no bits but the first.
+        zeros = infinity != 0 and ((a | b) & ~least) == 0
+        differ |= kind(0) if zeros else a ^ b
+    return differ == 0

@@ -17,11 +17,10 @@ from annattn.kernels.interface import SumInputs
 from annattn.kernels.numba import memory
 from annattn.kernels.numba.compiled import kernel
 from annattn.kernels.numba.dense import DenseTables
-from annattn.kernels.numba.numbering import number_codes, room_for
+from annattn.kernels.numba.numbering import number_codes, room_for, set_codes
 from annattn.kernels.numba.rows import add_row, copy_row, divide_row, is_finite_row, set_row, set_to_sum
 from annattn.kernels.numba.threads import pieces_of, run_pieces
 from annattn.kernels.overflow import mean_in_range, sum_in_range
-from annattn.lsh import IGNORED, NO_BUCKET
 
 __all__ = ["bucket_sums", "divide_rows"]
 
@@ -193,8 +192,8 @@ def _add_groups(work, first_group, last_group, first, last):
         for table in range(0, all_tables, together):
             chosen = min(together, all_tables - table)
             for t in range(chosen):
-                _set_codes(work.targets[group, :, table + t], reverse, work.limit, wide_targets, work.lost)
-                _set_codes(work.sources[group, :, table + t], reverse, work.limit, wide_sources, work.lost)
+                set_codes(work.targets[group, :, table + t], reverse, work.limit, wide_targets, work.lost)
+                set_codes(work.sources[group, :, table + t], reverse, work.limit, wide_sources, work.lost)
                 if direct:
                     targets[t], sources[t] = wide_targets, wide_sources
                 else:
@@ -278,25 +277,6 @@ def _set_places(work, group, first, reverse, of_source, of_target):
         for at in range(n):
             i = n - 1 - at if reverse else at
             of_target[at * share_targets + head] = ((group * share_targets + head) * n + i) * work.width + first
-
-
-@kernel
-def _set_codes(codes, reverse, limit, into, lost):
-    """The codes (share, n) of one table in order of time; rows without a bucket, and unsound codes, are noted."""
-    share, n = codes.shape
-    nobody, wrong = False, False
-    for head in range(share):
-        line = codes[head]
-        for at in range(n):
-            code = line[n - 1 - at if reverse else at]
-            nobody |= code == NO_BUCKET
-            unsound = (code >= limit) | (code < IGNORED)
-            wrong |= unsound
-            into[at * share + head] = IGNORED if unsound else code
-    if nobody:
-        lost[0] = True
-    if wrong:
-        lost[1] = True
 
 
 @kernel
