@@ -7,6 +7,7 @@ writes `grid.json` and a heat map.
 Examples:
   python -m benchmarks.grid                  all shapes (three minutes on two cores)
   python -m benchmarks.grid --shapes 0 3     the first and the fourth
+  python -m benchmarks.grid --matches        latest match and exact match beside ANNA, instead of softmax
 """
 
 import argparse
@@ -28,7 +29,7 @@ from annattn.drawing import heat, write_figure
 from annattn.files import write_json
 from annattn.lsh import Hyperplane
 from annattn.measure import describe_machine
-from annattn.measure.answers import check_answer, collision_counts
+from annattn.measure.answers import check_answer, collision_counts, sampled_queries
 from annattn.measure.timing import runs_in_turns, timed
 
 COLUMNS = ("forward", "causal", "forward + backward")
@@ -154,6 +155,85 @@ def measure(shape: Shape) -> dict[str, dict[str, float]]:
     return found
 
 
+def match_calls(shape: Shape) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
+    """ANNA and another mechanism that reads buckets, for each column, checked.
+
+    Rows for exact match are drawn from n different ones, so that a query equals one key on average.
+    """
+    generator = torch.Generator().manual_seed(0)
+    size = shape.batch, shape.heads, shape.n
+    query, key, value = torch.randn(3, *size, shape.dim, generator=generator)
+    rows = torch.randn(shape.n, shape.dim, generator=generator)
+    asked, held = rows[torch.randint(shape.n, (2, *size), generator=generator)]
+    hasher = Hyperplane(shape.dim).sample(tables=shape.tables, hashes=shape.hashes, seed=0)
+    out = aa.latest_match_attention(query, key, value, hasher)
+    check_answer(f"latest match, {shape.label}", out[:1, :1], _newest_counts(query, key, hasher), value[:1, :1])
+    sample = sampled_queries(shape.n)
+    equal = (asked[:1, :1, sample, None] == held[:1, :1, None]).all(-1).double()
+    for is_causal in (False, True):
+        out = aa.exact_match_attention(asked, held, value, is_causal=is_causal)
+        seen = equal * (torch.arange(shape.n) <= sample[:, None]) if is_causal else equal
+        check_answer(f"exact match, {shape.label}", out[:1, :1], seen, value[:1, :1])
+    leaves = q, k, v = tuple(x.clone().requires_grad_() for x in (query, key, value))
+    direction = torch.randn(value.shape, generator=generator)
+
+    def anna(is_causal: bool) -> Callable[[], Tensor]:
+        return lambda: aa.anna_attention(query, key, value, hasher, is_causal=is_causal)
+
+    def anna_backward(is_causal: bool) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(aa.anna_attention(q, k, v, hasher, is_causal=is_causal), leaves, direction)
+
+    return {
+        "latest match": (anna(True), lambda: aa.latest_match_attention(query, key, value, hasher)),
+        "latest match + backward": (
+            anna_backward(True),
+            lambda: torch.autograd.grad(aa.latest_match_attention(q, k, v, hasher), leaves, direction),
+        ),
+        "exact match": (anna(False), lambda: aa.exact_match_attention(asked, held, value)),
+        "exact match, causal": (anna(True), lambda: aa.exact_match_attention(asked, held, value, is_causal=True)),
+        "exact match + backward": (
+            anna_backward(False),
+            lambda: torch.autograd.grad(aa.exact_match_attention(asked, held, v), v, direction),
+        ),
+    }
+
+
+def _newest_counts(query: Tensor, key: Tensor, hasher: aa.lsh.Hasher) -> Tensor:
+    """In how many tables a key is the newest in a sampled query's bucket, over all keys of the first head."""
+    sample = sampled_queries(query.shape[2])
+    asked, held = hasher(query[0, 0, sample]), hasher(key[0, 0])
+    counts = torch.zeros(len(sample), len(held), dtype=torch.float64)
+    for row, i in enumerate(sample.tolist()):
+        for table in range(hasher.tables):
+            met = (held[: i + 1, table] == asked[row, table]).nonzero().flatten()
+            if len(met):
+                counts[row, met[-1]] += 1
+    return counts[None, None]
+
+
+def measure_matches(shape: Shape) -> dict[str, dict[str, float]]:
+    """Median seconds of ANNA and of the other mechanism, per column."""
+    found = {}
+    for name, (anna, other) in match_calls(shape).items():
+        anna()
+        other()
+        runs = runs_in_turns({"ANNA": anna, "match": other}, enough=0.2)
+        found[name] = {side: statistics.median(times) for side, times in runs.items()}
+    return found
+
+
+def print_matches(console: Console, shapes: list[Shape]) -> None:
+    """A row per shape: how many times ANNA's time, and in brackets milliseconds."""
+    table = Table(title=f"time / ANNA's time, {torch.get_num_threads()} threads; ms in brackets")
+    for number, shape in enumerate(track(shapes, "shapes", console=console, transient=True)):
+        found = measure_matches(shape)
+        for heading in ("batch × heads × tokens × dim, tables × hashes", *found) if number == 0 else ():
+            table.add_column(heading, justify="right")
+        cells = (f"{one['match'] / one['ANNA']:.2f} ({1e3 * one['match']:.1f})" for one in found.values())
+        table.add_row(shape.label, *cells)
+    console.print(table)
+
+
 def draw(results: list[dict], path: Path) -> None:
     """The ratios as a heat map, shape by column; blue where ANNA is faster, orange where it is not."""
     ratios = [[one["columns"][name]["ratio"] for name in COLUMNS] for one in results]
@@ -177,9 +257,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="*", type=int, choices=range(len(SHAPES)), help="numbers of shapes, from 0")
     parser.add_argument("--out", type=Path, default=Path("results/grid"), help="folder for JSON and the heat map")
+    parser.add_argument("--matches", action="store_true", help="time latest match and exact match beside ANNA")
     options = parser.parse_args()
     console = Console(width=150)
     chosen = [SHAPES[number] for number in options.shapes] if options.shapes else list(SHAPES)
+    if options.matches:
+        print_matches(console, chosen)
+        return
     results = []
     for shape in track(chosen, "shapes", console=console, transient=True):
         accuracy = Accuracy.of(shape)

@@ -97,6 +97,17 @@ def test_the_grid_refuses_a_wrong_answer(monkeypatch):
         grid.calls(grid.Shape(batch=1, heads=1, n=40, dim=8, tables=3, hashes=4))
 
 
+def test_the_grid_checks_latest_and_exact_match_too(monkeypatch):
+    shape = grid.Shape(batch=2, heads=2, n=40, dim=8, tables=3, hashes=4)
+    assert len(grid.match_calls(shape)) == 5
+    for name in ("latest_match_attention", "exact_match_attention"):
+        right = getattr(aa, name)
+        with monkeypatch.context() as patch:
+            patch.setattr(aa, name, lambda *inputs, right=right, **options: right(*inputs, **options) + 0.01)
+            with pytest.raises(AnnattnError):
+                grid.match_calls(shape)
+
+
 def test_stated_accuracy_is_what_draws_show():
     shape = grid.Shape(batch=1, heads=1, n=500, dim=32, tables=4, hashes=8)
     stated = grid.Accuracy.of(shape)

@@ -64,7 +64,7 @@ def constant_gradient(inputs: GradientInputs) -> tuple[Tensor, Tensor]:
     assert key_codes is not None
     grads = _empty_gradients(inputs)
     if not inputs.query.numel() or not inputs.key.numel():
-        return grads
+        return grads[0].zero_(), grads[1].zero_()
     dtype, (heads, share, _) = inputs.grad.dtype, heads_and_shares(inputs.query, inputs.key)
     groups, n, m, tables = (
         inputs.query.shape[0] * heads,
@@ -111,10 +111,7 @@ def newest_gradient(inputs: GradientInputs) -> tuple[Tensor, Tensor]:
 
 def _empty_gradients(inputs: GradientInputs) -> tuple[Tensor, Tensor]:
     query, key, dtype = inputs.query, inputs.key, inputs.grad.dtype
-    grads = memory.empty(*query.shape, dtype=dtype), memory.empty(*key.shape, dtype=dtype)
-    if not query.numel() or not key.numel():
-        grads[0].zero_(), grads[1].zero_()
-    return grads
+    return memory.empty(*query.shape, dtype=dtype), memory.empty(*key.shape, dtype=dtype)
 
 
 def _work(
