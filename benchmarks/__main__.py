@@ -4,6 +4,7 @@ Examples:
   python -m benchmarks                      everything (about ten minutes on two cores)
   python -m benchmarks --quick              the sweep up to 8,192 tokens, no figures (seconds)
   python -m benchmarks --only one_head long some of the figures
+  python -m benchmarks --sweep --patience 8 the table alone, without calls of more than 8 seconds
   python -m benchmarks --device cuda        the GPU kernels: predicted beside measured
 """
 
@@ -29,7 +30,7 @@ _SHORT = (64, 128, 256, 512)  # lengths below those of the sweep, to find the cr
 PATIENCE = 60.0  # seconds that a call may take; longer lengths are left out
 
 
-def sweep(longest: int, console: Console) -> dict[str, dict[int, float]]:
+def sweep(longest: int, patience: float, console: Console) -> dict[str, dict[int, float]]:
     """Seconds of every contender at every length it reaches within the time limit."""
     times: dict[str, dict[int, float]] = {name: {} for name in CONTENDERS}
     sizes = [1024 * 2**step for step in range(11) if 1024 * 2**step <= longest]
@@ -37,7 +38,7 @@ def sweep(longest: int, console: Console) -> dict[str, dict[int, float]]:
         for name, contender in CONTENDERS.items():
             earlier = list(times[name].values())
             # A quadratic contender takes four times as long at the next length.
-            if len(earlier) < sizes.index(n) or (earlier and earlier[-1] * 4 > PATIENCE):
+            if len(earlier) < sizes.index(n) or (earlier and earlier[-1] * 4 > patience):
                 continue
             try:
                 times[name][n] = median_seconds(contender.make(n), enough=0.3)
@@ -58,6 +59,8 @@ def plot(times: dict[str, dict[int, float]], memory: dict[str, dict[int, int]], 
         ("Time of one head, dim 64", "milliseconds", times, 1e3),
         ("Extra peak memory of one head, dim 64", "MiB", memory, 2.0**-20),
     ):
+        if not data:
+            continue
         lines = [
             Line(
                 CONTENDERS[name].label,
@@ -100,6 +103,9 @@ def tables(times: dict[str, dict[int, float]], figures: list[Figure], console: C
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="short lengths, no figures, no plots")
+    parser.add_argument("--sweep", action="store_true", help="the table and the plot of times, no figures")
+    parser.add_argument("--longest", type=int, default=1_048_576, help="tokens of the longest sequence")
+    parser.add_argument("--patience", type=float, default=PATIENCE, help="seconds that a call may take")
     parser.add_argument("--only", nargs="*", choices=list(FIGURES), help="these figures and no sweep")
     parser.add_argument("--out", type=Path, default=Path("results/bench"), help="folder for JSON and plots")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to measure")
@@ -107,8 +113,9 @@ def main() -> None:
     console = Console(width=160) if not sys.stdout.isatty() else Console()
     if options.device == "cuda":
         raise SystemExit(compare(console))
-    times = {name: {} for name in CONTENDERS} if options.only else sweep(8192 if options.quick else 1_048_576, console)
-    chosen = [] if options.quick else options.only or list(FIGURES)
+    longest = min(8192, options.longest) if options.quick else options.longest
+    times = {name: {} for name in CONTENDERS} if options.only else sweep(longest, options.patience, console)
+    chosen = [] if options.quick or options.sweep else options.only or list(FIGURES)
     figures = [row for name in track(chosen, "figures", console=console, transient=True) for row in FIGURES[name]()]
     tables(times, figures, console)
     first = None if options.only else crossover(times)
@@ -116,7 +123,9 @@ def main() -> None:
         console.print(f"ANNA beats torch's softmax attention from {first:,} tokens (lengths doubled from 64)")
     options.out.mkdir(parents=True, exist_ok=True)
     memory: dict[str, dict[int, int]] = {}
-    if not options.quick and not options.only:
+    if options.sweep:
+        plot(times, memory, options.out)
+    elif not options.quick and not options.only:
         reach = {name: [n for n in by_length if n >= 16_384][::2] for name, by_length in times.items() if by_length}
         for name in track(list(reach), "memory", console=console, transient=True):
             memory[name] = {n: extra_memory(name, n) for n in reach[name]}

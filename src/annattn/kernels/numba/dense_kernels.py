@@ -1,7 +1,8 @@
 """Sums over the buckets of dense tables on a CPU, piece by piece; `dense` cuts the pieces.
 
-The rows that are added here are LLVM IR written by hand: a row of 32 numbers takes 11 ns where a plain loop over them
-takes 16, and one of 64 the same time as a loop.
+The rows that are added here are LLVM IR written by hand. 65,536 tokens of one head, 8 tables of 8 hashes, two threads:
+with `_add_rows` as plain loops a forward call takes longer by 17 % at dim 16 and 32, by 9 at 64 and 12 at 128; with
+`_add_row` and `_add_both` as plain loops a causal call takes longer by 30 % at dim 64, and the same at 16, 32 and 128.
 
 Codes are (tables, n) arrays of one head; a negative code takes no part. Sums are kept per table in flat float arrays,
 slot after slot, `width` numbers per slot. A block is a run of positions in time; `reverse` counts them from the end.
