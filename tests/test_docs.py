@@ -212,6 +212,7 @@ def test_formulas_are_drawn_and_none_is_left_as_it_was_written(site):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_every_figure_has_a_dark_variant_and_the_site_shows_both(site):
     figures = {path.stem for path in (ROOT / "docs" / "figures").glob("*.svg")}
     assert {f"{name}_dark" for name in figures if not name.endswith("_dark")} == {

@@ -197,6 +197,7 @@ def test_a_graph_of_any_length_can_be_exported():
         assert torch.equal(exported(*qkv(n)), Attend()(*qkv(n)))
 
 
+@pytest.mark.slow
 def test_attention_works_while_the_interpreter_shuts_down():
     code = """
 import atexit, torch, annattn as aa

@@ -132,6 +132,7 @@ def test_bad_input_is_one_line_and_exit_code_2(run, args, message, command, monk
     assert len(errors.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_model_of_the_library_is_swept_by_its_name(command):
     counts = ("--tables", "4", "--hashes", "1,3", "--samples", "4", "--draws", "1")
     code, output, errors = command("sweep", "match2_direct", *counts, "--family", "cross_polytope", "--json")

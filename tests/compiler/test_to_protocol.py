@@ -124,6 +124,7 @@ def whole_layers(attention: Anna, layers: int = 2) -> Transformer:
     return Transformer([Layer([head], attention, update=update, width=2) for _ in range(layers)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [Hyperplane(1), Euclidean(1, width=1.0)])
 @pytest.mark.parametrize(("n", "tables"), [(1, 30), (2, 100), (3, 57), (7, 30)])
 def test_tables_that_a_token_machine_has_no_room_for_are_made_by_copies(family, n, tables):

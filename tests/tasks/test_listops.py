@@ -35,6 +35,7 @@ def test_the_defaults_are_the_benchmarks_lengths():
     assert task.n == 2000
 
 
+@pytest.mark.slow
 def test_expressions_are_drawn_as_the_benchmark_draws_them():
     """Against a recursive generator that shares no code: shares of operators, digits and arguments."""
     rng = np.random.default_rng(0)
