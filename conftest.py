@@ -14,6 +14,8 @@ collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["src/annatt
 SLOW_FIXTURES = {"built", "cluster", "numbers", "pool", "results"}
 # A docstring cannot carry a mark. These examples draw, measure, or sum up a table of probabilities.
 SLOW_EXAMPLES = (
+    "annattn.data.fetching.",
+    "annattn.measure.contender_costs.",
     "annattn.experiments.figures.",
     "annattn.report.",
     "annattn.theorems.",

@@ -51,15 +51,9 @@ def bench(
     try:
         with part_progress(stderr, expected) as progress:
             found = measure_speed(
-                sizes,
-                tables=tables,
-                hashes=hashes,
-                dim=dim,
-                heads=heads,
-                batch=batch,
-                seed=seed,
+                sizes, tables=tables, hashes=hashes, dim=dim, heads=heads, batch=batch, seed=seed,
                 progress=lambda done, what: progress("speed", done, what),
-            )
+            )  # fmt: skip
             progress("speed", 1.0, "")
     except KeyboardInterrupt:
         stderr.print("stopped")
