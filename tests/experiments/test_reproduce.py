@@ -14,6 +14,7 @@ from annattn.nn import AnnaConfig, Transformer
 HARDLY = Profile({"match2_paper": 0.0001}, 0.0005, 2, 8, 2, first=(32, 96), second=(4, 32), lengths=(64,))
 FIGURES = {
     "match2_paper": ["match2_paper.svg"],
+    "families": ["families.svg"],
     "induction_heads": ["induction_direct.svg", "induction_latest.svg", "induction_paper.svg"],
 }
 
@@ -35,7 +36,8 @@ def test_an_experiment_writes_what_it_found(name, tmp_path):
     assert any(one.spread is not None for one in findings)
     written = json.loads((tmp_path / f"{name}.json").read_text())
     assert written["findings"] == [asdict(one) for one in findings]
-    assert sorted(path.name for path in tmp_path.glob("*.svg")) == FIGURES.get(name, [])
+    drawn = [name for figure in FIGURES.get(name, []) for name in (figure, figure.replace(".svg", "_dark.svg"))]
+    assert sorted(path.name for path in tmp_path.glob("*.svg")) == sorted(drawn)
     for figure in tmp_path.glob("*.svg"):
         assert ElementTree.parse(figure).getroot().tag.endswith("svg")
 

@@ -233,3 +233,8 @@ def test_too_little_memory_is_refused_before_anything_runs():
 def test_fewer_than_two_partners_are_refused():
     with pytest.raises(InputError, match="partners: got 1"):
         with_partners(Relation(patterns(4, 4)["reversal"]), 1)
+
+
+@pytest.mark.parametrize("memory", [500, 10**6])
+def test_the_memory_that_is_given_is_the_memory_that_is_used(memory):
+    assert with_partners(Relation(patterns(64, 8)["reversal"]), 3, memory_words=memory).limits.memory_words == memory

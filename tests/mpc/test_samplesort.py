@@ -192,3 +192,9 @@ def test_records_are_sorted_by_samples_where_columnsort_would_take_64_rounds():
     records = np.random.default_rng(0).integers(0, 1000, (300_000, 2), dtype=np.uint64)
     expected = records[np.argsort(records[:, 0], kind="stable")]
     assert np.array_equal(run(problem, records).output, expected)
+
+
+@pytest.mark.parametrize(("bits", "least"), [(20, 266), (40, 723)])
+def test_the_least_memory_is_that_of_the_docs(bits, least):
+    assert plan_samplesort(2**bits, least - 1) is None
+    assert plan_samplesort(2**bits, least) is not None

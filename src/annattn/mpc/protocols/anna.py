@@ -24,6 +24,11 @@ class AnnaAttention(CollisionAttention):
     machine hashes its own: the theorem's shared random seeds. The paper needs O(N^(1+ε-ε'+3ρ)) machines for ℓ = N^(3ρ)
     tables; here there are 2ℓN records of value_dim + 4 words.
 
+    A token's machine makes all of its 2ℓ records itself, so s must hold these, and less is refused. The paper's tree,
+    which lifts that, is not used here: codes as input are already 2ℓ words per token, and a tree copies what a machine
+    holds. For rows, `annattn.compiler.to_protocol` of a transformer with one layer has the tree and takes any s above a
+    row and its sums.
+
     >>> from annattn.mpc import run
     >>> attention = AnnaAttention(n=2, memory_words=40, tables=2, value_dim=1)
     >>> run(attention, attention.encode([[1, 5], [2, 6]], [[1, 5], [1, 6]], [[3.0], [9.0]])).output.ravel()
