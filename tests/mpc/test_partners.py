@@ -212,6 +212,7 @@ def test_the_rounds_lie_between_a_straight_line_and_half_a_square():
         protocol = Relation(patterns(2048, 4)["reversal"])
         least = with_partners(protocol, partners)
         assert least.digits == digits
+        assert least.round_formula() == least.rounds
         assert 2 * digits - 1 <= least.rounds <= digits * (digits + 1) // 2
         assert with_partners(protocol, partners, memory_words=10**6).rounds == 2 * digits - 1
 
