@@ -114,7 +114,7 @@ def test_a_folder_is_claimed_before_the_first_step(tmp_path):
     (tmp_path / "file").write_text("")
     steps = []
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(OSError, match="file"):
+        with pytest.raises(InputError, match="a file or inside one"):
             train(TINY, folder=folder, report=steps.append)
     assert not steps
     train(TINY, seed=3, folder=tmp_path / "run")
