@@ -104,6 +104,18 @@ def test_what_does_not_fit_in_memory_is_a_sentence(backend, monkeypatch):
                 call()
 
 
+@pytest.mark.parametrize("options", [
+    {"history": 2**31 - 1, "value_dim": 64}, {"value_dim": 2**31 - 1, "batch": 2**10, "heads": 2**10},
+])  # fmt: skip
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+def test_a_cache_that_no_memory_holds_is_refused_before_it_is_made(backend, options, monkeypatch):
+    monkeypatch.setattr("annattn.attention.state.choose", lambda *_: pytest.fail("made"))
+    with use_backend(backend), pytest.raises(NoMemoryError, match=r"hash tables of values .* GB are more than the"):
+        aa.BucketCache(HASHER, **options)
+    with use_backend(backend), pytest.raises(NoMemoryError, match=r"hash tables of values .* GB are more than the"):
+        aa.WindowCache(HASHER, window=4, **options)
+
+
 def test_other_errors_stay_what_they_are(monkeypatch):
     cache = aa.BucketCache(HASHER, value_dim=4)
 

@@ -1,5 +1,8 @@
 """What every listed mechanism promises; a new entry of MECHANISMS is tested by being listed."""
 
+from functools import cache
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -16,8 +19,13 @@ WITH_MASKS = mechanisms(lambda config: config.takes_mask)
 WITH_ORDER = mechanisms(lambda config: config.causal != "never")
 
 
+@cache
+def drawn(mechanism: Mechanism) -> dict[str, Any]:
+    return mechanism.options(DIM)
+
+
 def call(mechanism: Mechanism, inputs: Inputs) -> torch.Tensor:
-    inputs, config, options = fitted(mechanism, inputs), mechanism.config, mechanism.options(DIM)
+    inputs, config, options = fitted(mechanism, inputs), mechanism.config, {**drawn(mechanism)}
     if config.takes_mask:
         options["key_mask"] = inputs.key_mask
     if config.causal == "optional":

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from annattn.attention import reference
-from annattn.attention.inputs import check_inputs
+from annattn.attention.inputs import check_inputs, too_large
 from annattn.attention.manners import torch_arguments
 from annattn.attention.mechanism import Attend, Gradient, Mechanism, TrainableConfig
 from annattn.attention.packed import Documents, packed
@@ -71,7 +71,13 @@ def anna_attention(
         require_choice("empty", empty, _EMPTY)
         require_choice("algorithm", algorithm, _ALGORITHMS)
     own = None if documents is None else packed(documents, query, key)
-    out, count = anna_mean(query, key, value, hasher, is_causal, key_mask, own, gradient, algorithm)
+    try:
+        out, count = anna_mean(query, key, value, hasher, is_causal, key_mask, own, gradient, algorithm)
+    except (MemoryError, RuntimeError) as error:
+        better = too_large(error, query, key, value)
+        if better is error:
+            raise
+        raise better from error
     if empty == "nan":
         out = out.masked_fill(count[..., None] == 0, torch.nan)
     return out.to(value.dtype)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from annattn.attention.band_blocks import Band, Blocks
 from annattn.attention.band_fused import FusedBand, fused_runs
-from annattn.attention.inputs import accumulator, ungrouped
+from annattn.attention.inputs import accumulator, nothing, ungrouped
 from annattn.attention.packed import Documents
 from annattn.attention.partial_softmax import Partial
 from annattn.kernels import BandInputs, band
@@ -40,11 +40,11 @@ def band_softmax(
     >>> expected = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
     >>> torch.testing.assert_close(near.mean, expected)
     """
-    (batch, heads, n, dim), (_, _, m, width) = query.shape, value.shape
+    (batch, heads, n, dim), m = query.shape, value.shape[2]
     dtype = accumulator(value.dtype)
     if n == 0 or m == 0 or window == 0 or query.numel() == 0:
         empty = query.new_full((batch, heads, n), -torch.inf, dtype=dtype)
-        return Partial(query.new_zeros(batch, heads, n, width, dtype=dtype), empty)
+        return Partial(nothing(query, key, value).to(dtype), empty)
     window = min(window, max(n, m))  # no two are further apart, and blocks are as long as the window
     scale = 1 / math.sqrt(dim) if scale is None else scale
     numbers = (None, None) if documents is None else (documents.query, documents.key)

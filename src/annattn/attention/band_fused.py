@@ -48,10 +48,12 @@ class FusedBand(torch.autograd.Function):
         documents: Documents | None,
     ) -> tuple[Tensor, Tensor]:
         """Blocks are the batch of one fused call per mask: one for all rows, or one per row of the batch."""
+        # The kernel takes it that the numbers of a row stand side by side, and does not look.
+        query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
         blocks, (batch, heads, n, dim) = band.cut(_BLOCK), query.shape
         share = heads // key.shape[1]
         seen = blocks.seen(key_mask, documents, query.device)
-        mask = torch.zeros(seen.shape, dtype=query.dtype).masked_fill_(~seen, -torch.inf)
+        mask = query.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
         # Query heads that share keys are more queries of one block: (rows · key heads, blocks, share · block, dim).
         mask = mask.repeat(1, 1, share, 1) if share > 1 else mask
         queries = blocks.of_queries(query.flatten(0, 1))
@@ -97,7 +99,7 @@ class FusedBand(torch.autograd.Function):
         queries, g, push = rows(query), rows(g), rows(push[..., None])
         level = rows(level.masked_fill(level == -torch.inf, 0)[..., None])
         keys, values = (blocks.of_keys(x.flatten(0, 1)) for x in (key, value))
-        shift = torch.zeros(seen.shape, dtype=query.dtype).masked_fill_(~seen, -torch.inf)
+        shift = query.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
         found: list[tuple[Tensor, Tensor, Tensor]] = []
         step = max(1, _SCORES // (batch * heads * blocks.block * blocks.span))
         for start in range(0, blocks.count, step):

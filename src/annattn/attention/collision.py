@@ -7,6 +7,7 @@ from torch import Tensor
 
 from annattn.attention import reference
 from annattn.attention.anna import anna_weights
+from annattn.attention.inputs import attention_call
 from annattn.attention.mechanism import Attend, ExpectedConfig, HashedConfig, Mechanism, angular
 from annattn.attention.pairs import ExpectedPairs, SampledPairs, expected_pairs, sampled_pairs, with_noise
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 
+@attention_call
 def expected_collision_attention(
     query: Queries, key: Keys, value: Values, *,
     family: HashFamily, hashes: int,
@@ -79,6 +81,7 @@ class ExpectedCollisionConfig(ExpectedConfig):
         )
 
 
+@attention_call
 def sampled_collision_attention(
     query: Queries, key: Keys, value: Values, hasher: Hasher, *,
     noise: float = 1.0,

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from annattn.attention import reference
-from annattn.attention.inputs import accumulator, check_inputs, hash_inputs
+from annattn.attention.inputs import accumulator, attention_call, check_inputs, hash_inputs
 from annattn.attention.looked_at import LookedAt, Reach, looked_at
 from annattn.attention.mechanism import Attend, HashedConfig, Mechanism
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.checks import require_count, require_flag, require_number
 from annattn.errors import InputError
-from annattn.kernels import nan_targets
+from annattn.kernels import fold_into_batch, nan_targets, not_twice
 from annattn.lsh import Hasher, Hyperplane, restore
 
 __all__ = [
@@ -37,6 +37,7 @@ _MOST_MEETINGS = 8
 _CHUNK = 2**17  # pairs at a time: their rows of queries and keys stay near 64 MB
 
 
+@attention_call
 def collision_softmax_attention(
     query: Queries, key: Keys, value: Values, hasher: Hasher, *,
     scale: float | None = None, window: int = 0, first: int = 0, meetings: int = 1, centre: bool = False,
@@ -214,6 +215,9 @@ def _backward(ctx, grad, _grad_total):
 
 
 _collision_softmax.register_autograd(_backward, setup_context=_keep)
+_collision_softmax_gradient.register_autograd(not_twice)
+for _op in (_collision_softmax, _collision_softmax_gradient):
+    fold_into_batch(_op)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from annattn.attention import reference
-from annattn.attention.inputs import accumulator, check_inputs
+from annattn.attention.inputs import accumulator, attention_call, check_inputs
 from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism
 from annattn.attention.shapes import KeyMask, Outputs, Values
 from annattn.errors import InputError
@@ -16,6 +16,7 @@ from annattn.lsh import IGNORED
 __all__ = ["MECHANISM", "ExactMatchConfig", "exact_match_attention", "exact_match_weights"]
 
 
+@attention_call
 def exact_match_attention(
     query: Shaped[Tensor, "batch heads queries dim"],
     key: Shaped[Tensor, "batch key_heads keys dim"],

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from annattn.attention import reference
-from annattn.attention.inputs import check_inputs
+from annattn.attention.inputs import attention_call, check_inputs
 from annattn.attention.mechanism import Attend, Mechanism, SeededConfig
 from annattn.attention.partial_softmax import Partial, partial_softmax
 from annattn.attention.sampled_columns import blocks_and_columns, literal_blocks, prepared, sampling_points
@@ -20,6 +20,7 @@ from annattn.seeds import check_seed
 __all__ = ["MECHANISM", "HyperConfig", "hyper_attention", "hyper_weights"]
 
 
+@attention_call
 def hyper_attention(
     query: Queries, key: Keys, value: Values, hasher: Hasher, *,
     block: int = 256, columns: int = 256, exact_below: int = 4096, seed: int = 0,
@@ -44,7 +45,7 @@ def hyper_attention(
     batch, heads, n, dim = query.shape
     m, offset = key.shape[2], n - key.shape[2]
     queries, keys, values, live = prepared(query, key, value, key_mask)
-    points = sampling_points(columns, check_seed(seed)).to(query.device)
+    points = sampling_points(columns, check_seed(seed), query.device)
 
     def approximate(first: int, last: int, start: int, stop: int) -> Partial:
         """Queries [first, last) over keys [start, stop)."""

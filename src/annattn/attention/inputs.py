@@ -1,6 +1,8 @@
 """What every mechanism checks of its inputs, and how heads are laid out for the kernels."""
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
@@ -9,18 +11,26 @@ from annattn.checks import require_flag
 from annattn.errors import InputError
 from annattn.kernels import hash_pair
 from annattn.lsh import IGNORED, Hasher
+from annattn.memory import require_memory, said
 
 __all__ = [
     "accumulator",
+    "attention_call",
     "check_hasher",
     "check_inputs",
     "check_mask",
     "grouped",
     "hash_inputs",
+    "nothing",
+    "too_large",
     "ungrouped",
 ]
 
+P = ParamSpec("P")
+
 _LAYOUT = "(batch, heads, n, dim)"
+_SMALLER = "take fewer tokens, heads or tables at a time, or arrays in files: annattn.outofcore"
+_WORTH_ASKING = 2**24  # rows
 
 
 def check_inputs(
@@ -38,6 +48,9 @@ def check_inputs(
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise InputError(name, given=type(tensor).__name__, expected="a torch.Tensor", hint="torch.as_tensor(...)")
+        if tensor.is_quantized or tensor.is_neg():
+            given, hint = (tensor.dtype, ".dequantize()") if tensor.is_quantized else ("a view as -x", ".resolve_neg()")
+            raise InputError(name, given=given, expected="numbers as they are stored", hint=f"call {hint}")
         if tensor.layout is not torch.strided or tensor.is_nested:
             raise InputError(
                 name,
@@ -54,6 +67,8 @@ def check_inputs(
             )
         if tensor.device != query.device:
             raise InputError(name, given=f"device {tensor.device}", expected=f"the query's device {query.device}")
+        if tensor.is_floating_point() and tensor.dtype.itemsize < 2:
+            raise InputError(name, given=tensor.dtype, expected="a dtype of 16 bits or more", hint="call .half()")
     if not value.is_floating_point():
         raise InputError("value", given=value.dtype, expected="a floating-point dtype", hint="call value.float()")
     if query.shape[0] != key.shape[0]:
@@ -76,10 +91,20 @@ def check_inputs(
         )
     if key_mask is not None:
         check_mask(key, key_mask)
+    if query.shape[0] * query.shape[1] * (query.shape[2] + key.shape[2]) > _WORTH_ASKING and query.device.type == "cpu":
+        _check_memory(query, key, value, hasher)
     if hasher is not False and not (
         isinstance(hasher, Hasher) and hasher.family.dim == query.shape[3] and key.shape[1] % hasher.heads == 0
     ):
         check_hasher(hasher, key)
+
+
+def _check_memory(query: Tensor, key: Tensor, value: Tensor, hasher: Any) -> None:
+    """Raise NoMemoryError if outputs and codes alone are more than the machine holds; inputs may be expanded views."""
+    queries, keys = query.shape[:3].numel(), key.shape[:3].numel()
+    codes = 8 * getattr(hasher, "tables", 0) * (queries + keys)
+    size = queries * value.shape[-1] * value.dtype.itemsize + codes
+    require_memory(f"attention of {tuple(query.shape)} over {tuple(key.shape)}", size, _SMALLER)
 
 
 def check_mask(key: Tensor, key_mask: Tensor | None) -> None:
@@ -89,6 +114,8 @@ def check_mask(key: Tensor, key_mask: Tensor | None) -> None:
     if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
         given = key_mask.dtype if isinstance(key_mask, Tensor) else type(key_mask).__name__
         raise InputError("key_mask", given=given, expected="torch.bool, True = take part", hint="call key_mask.bool()")
+    if key_mask.layout is not torch.strided or key_mask.is_nested:
+        raise InputError("key_mask", given=f"a tensor of layout {key_mask.layout}", expected="a dense tensor")
     wanted = (key.shape[0], key.shape[2])
     if tuple(key_mask.shape) != wanted:
         raise InputError("key_mask", given=f"shape {tuple(key_mask.shape)}", expected=f"(batch, n_keys) = {wanted}")
@@ -119,6 +146,44 @@ def check_hasher(hasher: Hasher, rows: Tensor) -> None:
             expected=f"one whose draws the {rows.shape[1]} heads can share equally",
             hint="draw it with heads=1, or with heads= the number of key heads",
         )
+
+
+def attention_call(attend: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """The function, in the dtypes of its inputs: autocast would round its sums. Too large for memory is a sentence."""
+
+    @wraps(attend)
+    def plain(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        device = tensors[0].device.type if tensors else "cpu"
+        try:
+            if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+                return attend(*args, **kwargs)
+            with torch.autocast(device, enabled=False):
+                return attend(*args, **kwargs)
+        except (MemoryError, RuntimeError) as error:
+            better = too_large(error, *tensors)
+            if better is error:
+                raise
+            raise better from error
+
+    return plain
+
+
+def too_large(error: MemoryError | RuntimeError, *inputs: Tensor) -> MemoryError | RuntimeError:
+    """The error, or if memory ran out, a sentence with the shapes that it was for."""
+    shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
+    return said(error, f"attention over {shapes} does not fit in memory; {_SMALLER}")
+
+
+def nothing(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Zeros as outputs, where there is nothing to read or nobody to read it; inputs still get a gradient, of zero.
+
+    >>> x = torch.ones(1, 2, 0, 4, requires_grad=True)
+    >>> nothing(x, x, x).requires_grad
+    True
+    """
+    tied = sum(x.flatten()[:0].sum().to(value.dtype) for x in (query, key, value))
+    return value.new_zeros(*query.shape[:3], value.shape[-1]) + tied
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from annattn.attention import reference
-from annattn.attention.inputs import check_inputs
+from annattn.attention.inputs import attention_call, check_inputs
 from annattn.attention.mechanism import Attend, Causal, Mechanism, SeededConfig
 from annattn.attention.sampled_columns import blocks_and_columns, literal_blocks, prepared, sampling_points
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
@@ -20,6 +20,7 @@ from annattn.seeds import check_seed
 __all__ = ["MECHANISM", "KdeformerConfig", "kdeformer_attention", "kdeformer_weights"]
 
 
+@attention_call
 def kdeformer_attention(
     query: Queries, key: Keys, value: Values, hasher: Hasher, *,
     block: int = 64, columns: int = 800, seed: int = 0,
@@ -46,7 +47,7 @@ def kdeformer_attention(
     batch, heads, m = query.shape[0], query.shape[1], key.shape[2]
     queries, keys, values, live = prepared(query, key, value, key_mask)
     chances = _chances(values, live)
-    points = sampling_points(columns, check_seed(seed)).to(query.device)
+    points = sampling_points(columns, check_seed(seed), query.device)
     points = points.expand(batch, heads, columns).contiguous()
     sampled = torch.searchsorted(chances.detach().cumsum(-1), points, right=True)
     sampled = sampled.clamp(max=m - 1) if m else sampled[..., :0]

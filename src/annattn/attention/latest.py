@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from annattn.attention import reference
+from annattn.attention.inputs import attention_call
 from annattn.attention.latest_match import latest_match_weights
 from annattn.attention.mechanism import Attend, Causal, ExpectedConfig, HashedConfig, Mechanism, angular
 from annattn.attention.pairs import expected_pairs, sampled_pairs, with_noise
@@ -20,6 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+@attention_call
 def expected_latest_attention(
     query: Queries, key: Keys, value: Values, *, family: HashFamily, hashes: int, key_mask: KeyMask | None = None
 ) -> Outputs:
@@ -88,6 +90,7 @@ class ExpectedLatestConfig(ExpectedConfig):
         )
 
 
+@attention_call
 def sampled_latest_attention(
     query: Queries, key: Keys, value: Values, hasher: Hasher, *, noise: float = 1.0, key_mask: KeyMask | None = None
 ) -> Outputs:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from annattn.attention import reference
-from annattn.attention.inputs import accumulator, check_hasher, check_inputs, hash_inputs
+from annattn.attention.inputs import accumulator, attention_call, check_hasher, check_inputs, hash_inputs
 from annattn.attention.mechanism import Attend, Causal, Gradient, Mechanism, TrainableConfig
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.kernels import nan_where_unknown, newest, newest_attention
@@ -16,6 +16,7 @@ from annattn.lsh import Hasher
 __all__ = ["MECHANISM", "LatestMatchConfig", "latest_match_attention", "latest_match_weights"]
 
 
+@attention_call
 def latest_match_attention(
     query: Queries, key: Keys, value: Values, hasher: Hasher, *,
     key_mask: KeyMask | None = None, gradient: Gradient = "linear",

@@ -8,14 +8,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from annattn.attention.inputs import accumulator, check_inputs
+from annattn.attention.inputs import accumulator, attention_call, check_inputs, nothing
 from annattn.attention.mechanism import Attend, Causal, Mechanism, SeededConfig
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
+from annattn.attention.softmax import fused_softmax
 from annattn.errors import InputError
 
 __all__ = ["MECHANISM", "LinformerConfig", "linformer_attention", "linformer_weights"]
 
 
+@attention_call
 def linformer_attention(
     query: Queries, key: Keys, value: Values, *,
     key_map: Float[Tensor, "mixtures length"], value_map: Float[Tensor, "mixtures length"],
@@ -39,6 +41,9 @@ def linformer_attention(
         key, value = (x.masked_fill(~key_mask[:, None, :, None], 0) for x in (key, value))
     n, wide = key.shape[2], accumulator(value.dtype)
     for name, matrix in (("key_map", key_map), ("value_map", value_map)):
+        if not isinstance(matrix, Tensor) or matrix.device != key.device:
+            given = f"device {matrix.device}" if isinstance(matrix, Tensor) else type(matrix).__name__
+            raise InputError(name, given=given, expected=f"a tensor on the key's device {key.device}")
         if matrix.ndim != 2 or matrix.shape[1] < n or matrix.shape[0] != key_map.shape[0]:
             raise InputError(
                 name,
@@ -49,8 +54,8 @@ def linformer_attention(
     keys = key_map[:, :n].to(wide) @ key.to(wide)
     values = value_map[:, :n].to(wide) @ value.to(wide)
     if query.shape[1] == 0:
-        return query.new_zeros(*query.shape[:3], value.shape[-1], dtype=value.dtype)
-    out = nn.functional.scaled_dot_product_attention(query.to(wide), keys, values, enable_gqa=True)
+        return nothing(query, key, value)
+    out = fused_softmax(query.to(wide), keys, values)
     return out.to(value.dtype)
 
 
@@ -103,7 +108,7 @@ class _Linformer(nn.Module):
 
 
 def _options(dim: int) -> dict[str, Tensor]:
-    maps = torch.randn(2, 4, 160, generator=torch.Generator().manual_seed(dim), dtype=torch.float64)
+    maps = torch.randn(2, 4, 160, generator=torch.Generator().manual_seed(dim), dtype=torch.float64, device="cpu")
     return {"key_map": maps[0], "value_map": maps[1]}
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from annattn.attention.features import FeatureMap
-from annattn.attention.inputs import accumulator, check_inputs, grouped, ungrouped
+from annattn.attention.inputs import accumulator, attention_call, check_inputs, grouped, ungrouped
 from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism, SeededConfig
 from annattn.attention.shapes import KeyMask, Outputs, Values
 
@@ -17,6 +17,7 @@ __all__ = ["MECHANISM", "FeaturesConfig", "LowRankConfig", "low_rank_attention",
 _BLOCK = 128  # causal: pairs inside a block are multiplied out, earlier ones come from the running r × m matrix
 
 
+@attention_call
 def low_rank_attention(
     query_features: Float[Tensor, "batch heads queries rank"],
     key_features: Float[Tensor, "batch key_heads keys rank"],
@@ -68,7 +69,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     queries, keys = query.shape[2], key.shape[2]
     offset = keys - queries
     state = key.mT[..., :0] @ value[..., :0, :]
-    parts, filled = [query.new_zeros(*query.shape[:2], 0, value.shape[-1])], 0
+    parts, filled = [query[:, :, :0] @ state], 0
     for first in range(0, queries, _BLOCK):
         last = min(first + _BLOCK, queries)
         seen, end = (min(max(edge + offset, 0), keys) for edge in (first, last))

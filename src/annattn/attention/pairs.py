@@ -79,7 +79,7 @@ class SampledPairs:
         """In how many tables each pair meets, added up in one byte per pair where that is enough."""
         tables, seen = len(self.query_codes), self.expected.seen
         narrow, scores = tables < 256, self.expected.scores
-        counts = torch.zeros(scores.shape, dtype=torch.uint8 if narrow else torch.int32, device=scores.device)
+        counts = torch.zeros_like(scores, dtype=torch.uint8 if narrow else torch.int32)
         for table in range(tables):
             met = self.met(table)
             counts += met.view(torch.uint8) if narrow else met
@@ -125,7 +125,8 @@ def expected_pairs(
         key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
     queries, keys = query.shape[2], key.shape[2]
     # Values may be wider than queries and keys; the pairs are then not worth it.
-    query, key, value = (x.to(accumulator(x.dtype)) for x in (query, key, value))
+    wide = torch.promote_types(accumulator(query.dtype), accumulator(key.dtype))
+    query, key, value = query.to(wide), key.to(wide), value.to(accumulator(dtype))
     unit_query, unit_key, values = (grouped(x, key.shape[1]) for x in (unit_rows(query), unit_rows(key), value))
     scores = family.log_probability(unit_query @ unit_key.mT)
     if scores is None:

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from annattn.attention import reference
-from annattn.attention.inputs import accumulator, check_hasher, check_inputs
+from annattn.attention.inputs import accumulator, attention_call, check_hasher, check_inputs
 from annattn.attention.mechanism import Attend, Causal, Mechanism, SeededConfig, angular
 from annattn.checks import require_count
 from annattn.errors import InputError
@@ -17,6 +17,7 @@ from annattn.lsh import NO_BUCKET, Hasher, Hyperplane
 __all__ = ["MECHANISM", "ReformerConfig", "reformer_attention", "reformer_weights"]
 
 
+@attention_call
 def reformer_attention(
     query_key: Float[Tensor, "batch heads n dim"],
     value: Float[Tensor, "batch heads n value_dim"],

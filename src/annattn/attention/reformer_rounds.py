@@ -9,16 +9,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from annattn.attention import reference
-from annattn.attention.inputs import accumulator, check_hasher, check_inputs
+from annattn.attention.inputs import accumulator, attention_call, check_hasher, check_inputs
 from annattn.attention.mechanism import Attend, HashedConfig, Mechanism
 from annattn.attention.partial_softmax import Partial, softmax_of_runs, taken
 from annattn.checks import require_count, require_flag
+from annattn.kernels import nan_targets
 from annattn.lsh import Hasher, Hyperplane
 from annattn.lsh.rows import unit_rows
 
 __all__ = ["MECHANISM", "ReformerRoundsConfig", "reformer_rounds_attention", "reformer_rounds_weights"]
 
 
+@attention_call
 def reformer_rounds_attention(
     query_key: Float[Tensor, "batch heads n dim"],
     value: Float[Tensor, "batch heads n value_dim"],
@@ -69,6 +71,7 @@ def reformer_rounds_attention(
         rounds.append(_one_round(query, key, values, code, length, is_causal))
     found = Partial.of_all(rounds)
     out = torch.where(found.log_total[..., None] == -torch.inf, values, found.mean)
+    out = out.masked_fill(nan_targets(codes, codes, int(is_causal))[..., None], torch.nan)
     if key_mask is not None:
         out = out.masked_fill(~key_mask[:, None, :, None], 0)
     return out.to(value.dtype)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from annattn.attention.inputs import accumulator, check_inputs
+from annattn.attention.inputs import accumulator, attention_call, check_inputs
 from annattn.attention.mechanism import Attend, Mechanism, SeededConfig
 from annattn.attention.partial_softmax import partial_softmax, softmax_of_runs, taken
 from annattn.attention.sampled_columns import shared_heads
@@ -19,6 +19,7 @@ from annattn.lsh.rows import unit_rows
 __all__ = ["MECHANISM", "RoutingConfig", "routing_attention", "routing_weights"]
 
 
+@attention_call
 def routing_attention(
     query: Queries, key: Keys, value: Values, *,
     centroids: Float[Tensor, "clusters dim"], window: int,
@@ -38,9 +39,11 @@ def routing_attention(
     """
     check_inputs(query, key, value, key_mask, is_causal=is_causal)
     window = require_count("window", window)
-    if not isinstance(centroids, Tensor) or centroids.ndim != 2 or centroids.shape[1] != query.shape[3]:
-        given = tuple(centroids.shape) if isinstance(centroids, Tensor) else type(centroids).__name__
-        raise InputError("centroids", given=given, expected=f"a tensor (clusters, {query.shape[3]})")
+    expected = f"a tensor (clusters, {query.shape[3]}) on the query's device {query.device}"
+    if not isinstance(centroids, Tensor):
+        raise InputError("centroids", given=type(centroids).__name__, expected=expected)
+    if centroids.ndim != 2 or centroids.shape[1] != query.shape[3] or centroids.device != query.device:
+        raise InputError("centroids", given=f"{tuple(centroids.shape)} on {centroids.device}", expected=expected)
     batch, heads = query.shape[:2]
     wide = torch.promote_types(accumulator(query.dtype), accumulator(value.dtype))
     live = key.new_ones(batch, 1, key.shape[2], dtype=torch.bool)
@@ -186,7 +189,7 @@ class _Routing(nn.Module):
 
 def _options(dim: int) -> dict[str, object]:
     generator = torch.Generator().manual_seed(dim)
-    return {"centroids": torch.randn(3, dim, generator=generator, dtype=torch.float64), "window": 2}
+    return {"centroids": torch.randn(3, dim, generator=generator, dtype=torch.float64, device="cpu"), "window": 2}
 
 
 MECHANISM = Mechanism(routing_attention, routing_weights, RoutingConfig, _options, weights_need=("is_causal",))

@@ -42,13 +42,13 @@ def prepared(
     return query.to(wide), keys, values, live
 
 
-def sampling_points(count: int, seed: int) -> Tensor:
+def sampling_points(count: int, seed: int, device: torch.device | str = "cpu") -> Tensor:
     """`count` numbers drawn uniformly from [0, 1), in float64: splitmix64, in operations that torch can trace.
 
     >>> sampling_points(2, seed=0)
     tensor([0.8833, 0.4315], dtype=torch.float64)
     """
-    words = (torch.arange(1, count + 1) + ((seed << 20) & (2**63 - 1))) * -0x61C8864680B583EB
+    words = (torch.arange(1, count + 1, device=device) + ((seed << 20) & (2**63 - 1))) * -0x61C8864680B583EB
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         words = (words ^ ((words >> shift) & ((1 << (64 - shift)) - 1))) * factor
     words = words ^ ((words >> 31) & ((1 << 33) - 1))

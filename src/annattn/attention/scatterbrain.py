@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from annattn.attention import reference
 from annattn.attention.band import band_softmax
-from annattn.attention.inputs import accumulator, check_inputs
+from annattn.attention.inputs import accumulator, attention_call, check_inputs
 from annattn.attention.low_rank import low_rank_attention
 from annattn.attention.mechanism import Attend, Mechanism, SeededConfig
 from annattn.attention.partial_softmax import Partial
@@ -21,6 +21,7 @@ from annattn.checks import require_count
 __all__ = ["MECHANISM", "ScatterbrainConfig", "scatterbrain_attention", "scatterbrain_weights"]
 
 
+@attention_call
 def scatterbrain_attention(
     query: Queries, key: Keys, value: Values, *,
     features: PerformerFeatures, window: int = 64,

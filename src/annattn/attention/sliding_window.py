@@ -8,7 +8,7 @@ from torch import Tensor
 
 from annattn.attention import reference
 from annattn.attention.band import band_softmax
-from annattn.attention.inputs import check_inputs
+from annattn.attention.inputs import attention_call, check_inputs
 from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.checks import require_count
@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 
+@attention_call
 def sliding_window_attention(
     query: Queries, key: Keys, value: Values, *, window: int, is_causal: bool = False, key_mask: KeyMask | None = None
 ) -> Outputs:

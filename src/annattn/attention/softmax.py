@@ -4,18 +4,22 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from annattn.attention import reference
-from annattn.attention.inputs import accumulator, check_inputs
+from annattn.attention.inputs import accumulator, attention_call, check_inputs, nothing
 from annattn.attention.mechanism import Attend, AttentionConfig, Mechanism
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.checks import require_number
 from annattn.errors import InputError
 from annattn.lsh.rows import unit_rows
 
-__all__ = ["MECHANISM", "SoftmaxConfig", "softmax_attention", "softmax_weights"]
+__all__ = ["MECHANISM", "SoftmaxConfig", "fused_softmax", "softmax_attention", "softmax_weights"]
+
+_FEW_KEYS = 16  # float32 numbers in the largest register of a CPU
 
 
+@attention_call
 def softmax_attention(
     query: Queries, key: Keys, value: Values, *,
     beta: float,
@@ -42,9 +46,7 @@ def softmax_attention(
             raise InputError(name, given=tensor.dtype, expected=f"the value's {value.dtype}")
     queries, keys = query.shape[2], key.shape[2]
     if keys == 0 or queries == 0:
-        # Still a function of its inputs, whose gradient is zero.
-        nothing = sum(x.flatten()[:0].sum() for x in (query, key, value))
-        return query.new_zeros(*query.shape[:3], value.shape[-1]) + nothing
+        return nothing(query, key, value)
     query, key = unit_rows(query), unit_rows(key)
     seen = None
     if key_mask is not None:
@@ -58,19 +60,38 @@ def softmax_attention(
     if beta <= 0:
         # With such a scale and a causal mask torch's fused kernel gives NaN.
         query, beta = beta * query, 1.0
-    out = torch.nn.functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=seen,
-        dropout_p=dropout,
-        is_causal=is_causal and seen is None,
-        scale=beta,
-        enable_gqa=True,
-    )
+    out = fused_softmax(query, key, value, seen, dropout=dropout, is_causal=is_causal and seen is None, scale=beta)
     if seen is None:
         return out
     return out.masked_fill(~seen.any(-1, keepdim=True), 0)
+
+
+def fused_softmax(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seen: Tensor | None = None,
+    *,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Torch's scaled_dot_product_attention, where its fused kernel can be relied on; matrix products elsewhere.
+
+    On CPUs the kernel has no forward-mode derivative, and over fewer keys than a register holds, NaN is no key to it.
+
+    >>> x = torch.full((1, 1, 1, 8), torch.nan)
+    >>> bool(fused_softmax(x, x, torch.ones(1, 1, 1, 8)).isnan().all())
+    True
+    """
+    options = {"dropout_p": dropout, "is_causal": is_causal, "scale": scale}
+    options["enable_gqa"] = query.shape[1] != key.shape[1]  # with no heads, torch would divide by their number
+    eager = query.device.type == "cpu" and not torch.compiler.is_compiling()
+    if eager and (key.shape[2] < _FEW_KEYS or forward_ad._current_level >= 0):
+        rows = [x.to(accumulator(x.dtype)) for x in (query, key, value)]
+        shift = None if seen is None else rows[0].new_zeros(seen.shape).masked_fill(~seen, -torch.inf)
+        return torch.ops.aten._scaled_dot_product_attention_math(*rows, shift, **options)[0].to(value.dtype)
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, seen, **options)
 
 
 def softmax_weights(query: Tensor, key: Tensor, seen: Tensor, *, beta: float) -> Tensor:

@@ -15,9 +15,10 @@ from torch import Tensor
 from annattn.attention.inputs import accumulator, hash_inputs
 from annattn.attention.names import Names
 from annattn.checks import LARGEST_COUNT, require_choice, require_count
-from annattn.errors import InputError, NoMemoryError
+from annattn.errors import InputError
 from annattn.kernels import Layout, Order, bucket_sum, check_saved, choose, hash_call, nan_targets, newest, tables_call
 from annattn.lsh import IGNORED, Hasher
+from annattn.memory import require_memory, said
 
 __all__ = ["BucketState", "Keep", "Reading"]
 
@@ -28,26 +29,27 @@ R = TypeVar("R")
 
 _ANY_CODE = 2**62  # of tuples that are numbered, there are fewer
 _MOST_HEADS = 2**20  # in the whole batch: even an empty one takes a kilobyte
-_NO_MEMORY = ("allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
+_SMALLER = "take fewer tables, hashes, heads or batch rows, or a smaller value_dim or history"
 
 
 def _in_memory(method: Callable[P, R]) -> Callable[P, R]:
     """The method, but what does not fit in memory is said in a sentence, whichever library found out."""
 
     @wraps(method)
-    def said(*args: P.args, **kwargs: P.kwargs) -> R:
+    def in_words(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return method(*args, **kwargs)
         except (MemoryError, RuntimeError) as error:
-            ran_out = isinstance(error, MemoryError) or any(word in str(error) for word in _NO_MEMORY)
-            if isinstance(error, NoMemoryError) or not ran_out:
+            better = said(
+                error,
+                f"hash tables do not fit in memory; {_SMALLER}. Tables that were being changed may hold a part of it: "
+                "reset or restore them",
+            )
+            if better is error:
                 raise
-            raise NoMemoryError(
-                "hash tables do not fit in memory; take fewer tables, hashes, heads or batch rows, or a smaller "
-                "value_dim or history. Tables that were being changed may hold a part of it: reset or restore them"
-            ) from error
+            raise better from error
 
-    return said
+    return in_words
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,13 @@ class BucketState:
         require_count("batch times heads", self.batch * self.heads, most=_MOST_HEADS)
         self.value_dim = require_count("value_dim", value_dim, most=LARGEST_COUNT)
         self.history = require_count("history", history, least=0, most=LARGEST_COUNT)
+        heads_and_rows = self.batch * self.heads
+        # The last tokens stand beside the tables from the start on; tables grow with use.
+        least = 8 * heads_and_rows * (self.history * (hasher.tables + self.value_dim) + hasher.tables + self.value_dim)
+        require_memory(
+            f"{heads_and_rows} times {hasher.tables} hash tables of values {self.value_dim} wide, with a history of "
+            f"{self.history}", least, _SMALLER,
+        )  # fmt: skip
         width = hasher.hashes * hasher.family.digits_per_hash
         self._names = Names(self.batch, width) if hasher.buckets is None else None
         layout = Layout(

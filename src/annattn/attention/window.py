@@ -14,7 +14,7 @@ from annattn.attention import reference
 from annattn.attention.anna import anna_mean
 from annattn.attention.band import band_softmax
 from annattn.attention.collision import expected_mean, sampled_counts
-from annattn.attention.inputs import accumulator, check_inputs
+from annattn.attention.inputs import accumulator, attention_call, check_inputs
 from annattn.attention.manners import torch_arguments
 from annattn.attention.mechanism import Attend, Gradient, Mechanism, TrainableConfig
 from annattn.attention.packed import Documents, packed
@@ -44,6 +44,7 @@ Form = Literal["hashed", "sampled", "expected"]
 COMBINE, FORMS = get_args(Combine), get_args(Form)
 
 
+@attention_call
 def window_attention(
     query: Queries, key: Keys, value: Values, hasher: Hasher, *,
     window: int,

@@ -17,7 +17,7 @@ from annattn.kernels.ops import (
     tables_call,
 )
 from annattn.kernels.tables import Layout, Tables, check_saved
-from annattn.kernels.transforms import wanted_gradient
+from annattn.kernels.transforms import fold_into_batch, not_twice, wanted_gradient
 
 __all__ = [
     "BACKENDS",
@@ -38,6 +38,7 @@ __all__ = [
     "check_saved",
     "choose",
     "equal_rows",
+    "fold_into_batch",
     "hash_call",
     "hash_pair",
     "name_codes",
@@ -46,6 +47,7 @@ __all__ = [
     "newest",
     "newest_attention",
     "newest_call",
+    "not_twice",
     "query_key_gradient",
     "tables_call",
     "use_backend",

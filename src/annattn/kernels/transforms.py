@@ -36,7 +36,7 @@ def not_twice(ctx, *_):
         "gradient",
         given="a derivative of the gradient that queries and keys get",
         expected="one differentiation",
-        hint='pass gradient="none" to differentiate by the values as often as you like',
+        hint='where there is gradient="none", values can be differentiated by as often as you like',
     )
 
 

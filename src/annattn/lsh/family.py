@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 from annattn.checks import require_count, require_flag
 from annattn.errors import InputError
@@ -114,6 +115,13 @@ class HashFamily(ABC):
 
     def check_rows(self, x: Tensor) -> None:
         """Raise InputError unless these are rows (…, n, dim) of a dtype the family accepts."""
+        if _functorch.is_batchedtensor(x):
+            raise InputError(
+                "rows to hash",
+                given="rows inside torch.vmap, which hides the numbers that decide on a bucket",
+                expected="rows outside of it",
+                hint="make the mapped axis part of the batch",
+            )
         if x.ndim < 2 or x.shape[-1] != self.dim:
             raise InputError(
                 "rows to hash",
