@@ -48,7 +48,7 @@ def check_inputs(
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise InputError(name, given=type(tensor).__name__, expected="a torch.Tensor", hint="torch.as_tensor(...)")
-        if tensor.is_quantized or tensor.is_neg():
+        if tensor.is_quantized or (not torch.compiler.is_compiling() and tensor.is_neg()):
             given, hint = (tensor.dtype, ".dequantize()") if tensor.is_quantized else ("a view as -x", ".resolve_neg()")
             raise InputError(name, given=given, expected="numbers as they are stored", hint=f"call {hint}")
         if tensor.layout is not torch.strided or tensor.is_nested:
