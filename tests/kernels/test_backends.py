@@ -273,8 +273,8 @@ def test_the_ops_pass_torchs_own_checks(backend):
         for order in (-1, 0, 1):
             torch.library.opcheck(bucket_sum, (targets, sources, value, order, 4, False))
         for order in (0, 1):
-            torch.library.opcheck(bucket_mean, (targets, sources, value, order, 4, False))
-        torch.library.opcheck(newest, (targets, sources, 4))
+            torch.library.opcheck(torch.ops.annattn.bucket_mean.default, (targets, sources, value, order, 4, False))
+        torch.library.opcheck(torch.ops.annattn.newest.default, (targets, sources, 4))
         torch.library.opcheck(torch.ops.annattn.equal_rows.default, (value.detach(), value.detach()))
 
 
