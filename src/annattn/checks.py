@@ -8,7 +8,15 @@ from typing import Any
 
 from annattn.errors import InputError
 
-__all__ = ["LARGEST_COUNT", "did_you_mean", "require_choice", "require_count", "require_flag", "require_number"]
+__all__ = [
+    "LARGEST_COUNT",
+    "did_you_mean",
+    "require_choice",
+    "require_count",
+    "require_flag",
+    "require_instance",
+    "require_number",
+]
 
 LARGEST_COUNT = 2**31 - 1
 """The largest size of anything that is made: products of two fit 64 bits."""
@@ -34,6 +42,15 @@ def require_count(name: str, value: Any, *, least: int = 1, most: int | None = N
         expected = "an integer below 2^31" if most == LARGEST_COUNT else f"at most {most:,}"
         raise InputError(name, given=repr(value), expected=expected, hint=hint)
     return found
+
+
+def require_instance(name: str, value: Any, kind: type, expected: str, *, hint: str = "") -> None:
+    """Raise InputError unless the value is of this kind.
+
+    >>> require_instance("state", {}, dict, "a dict")
+    """
+    if not isinstance(value, kind):
+        raise InputError(name, given=type(value).__name__, expected=expected, hint=hint)
 
 
 def require_flag(name: str, value: Any) -> bool:

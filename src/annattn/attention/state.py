@@ -14,7 +14,7 @@ from torch import Tensor
 
 from annattn.attention.inputs import accumulator, hash_inputs
 from annattn.attention.names import Names
-from annattn.checks import LARGEST_COUNT, require_choice, require_count
+from annattn.checks import LARGEST_COUNT, require_choice, require_count, require_instance
 from annattn.errors import InputError
 from annattn.kernels import Layout, Order, bucket_sum, check_saved, choose, hash_call, nan_targets, newest, tables_call
 from annattn.lsh import IGNORED, Hasher
@@ -273,8 +273,7 @@ class BucketState:
     @_in_memory
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over what `state_dict` of a state made like this one gave; on a mismatch nothing changes."""
-        if not isinstance(state, dict):
-            raise InputError("state", given=type(state).__name__, expected="a dict of tensors, as state_dict gives")
+        require_instance("state", state, dict, "a dict of tensors, as state_dict gives")
         own = dict(state)
         names = {} if self._names is None else {name: own.pop(name) for name in ("names", "named") if name in own}
         check_saved(self._tables.layout, own)

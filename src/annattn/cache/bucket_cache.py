@@ -12,7 +12,7 @@ from torch import Tensor
 from annattn.attention.inputs import check_hasher, check_inputs
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.attention.state import BucketState
-from annattn.checks import require_choice, require_count
+from annattn.checks import require_choice, require_count, require_instance
 from annattn.errors import InputError
 from annattn.lsh import Hasher
 
@@ -163,8 +163,7 @@ class BucketCache:
 
         A snapshot of one batch row fills all rows of a larger batch with it.
         """
-        if not isinstance(snapshot, Snapshot):
-            raise InputError("snapshot", given=type(snapshot).__name__, expected="what `snapshot()` gave")
+        require_instance("snapshot", snapshot, Snapshot, "what `snapshot()` gave")
         state = snapshot.state
         fits = self.state.alike(state) and state.history == self.history and state.batch in (1, self.batch)
         if not fits:

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from annattn.checks import require_instance
 from annattn.compiler.relu import Network, relu_network
-from annattn.errors import CompileError, InputError
+from annattn.errors import CompileError
 from annattn.mpc.programs.expressions import Expression, Leaf, lift
 from annattn.mpc.programs.program import Machine, Program
 from annattn.nn.exact import ExactConfig, ExactLayerConfig, ExactTransformer
@@ -32,9 +33,8 @@ def to_module(program: Program, dtype: Literal["float32", "float64"] | None = No
     2 layers, 1 heads, queries and keys 1 wide, values 8 wide; ReLU networks up to 3 deep and 33 wide;
     2,763 parameters, 344 of them not 0, float32
     """
-    if not isinstance(program, Program):
-        hint = "any other protocol becomes a transformer of functions by to_transformer"
-        raise InputError("program", given=type(program).__name__, expected="an annattn.mpc.programs.Program", hint=hint)
+    hint = "any other protocol becomes a transformer of functions by to_transformer"
+    require_instance("program", program, Program, "an annattn.mpc.programs.Program", hint=hint)
     networks: list[Network] = []
     layers: list[ExactLayerConfig] = []
     for turn in program.turns:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from annattn.checks import require_count
+from annattn.checks import require_count, require_instance
 from annattn.compiler.collision_layer import CollisionLayer
 from annattn.compiler.low_rank_layer import LowRankLayer
 from annattn.compiler.mechanisms import LowRank
@@ -48,13 +48,8 @@ def to_protocol(
     >>> run(protocol, protocol.encode([[7, 1], [8, 5], [7, 2]])).output.ravel()
     array([1.5, 5. , 1.5])
     """
-    if not isinstance(transformer, Transformer):
-        raise InputError(
-            "transformer",
-            given=type(transformer).__name__,
-            expected="an annattn.compiler.Transformer",
-            hint="describe its layers by Layer and Head; an nn.Transformer cannot be compiled",
-        )
+    hint = "describe its layers by Layer and Head; an nn.Transformer cannot be compiled"
+    require_instance("transformer", transformer, Transformer, "an annattn.compiler.Transformer", hint=hint)
     n = require_count("n", n)
     dim = getattr(transformer, "dim", None) if dim is None else dim
     if dim is None and example is not None:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from annattn.checks import require_instance
 from annattn.compiler.init import init_width
 from annattn.compiler.memory import MachineRows
 from annattn.compiler.sizes import ValueWidths, senders_per_head
@@ -20,8 +21,7 @@ MOST_MACHINES = 2**20
 
 def check_arguments(protocol: Protocol, attention: str, mode: str, outputs_each: int | None) -> None:
     """Raise unless `to_transformer` was given a protocol and options that exist."""
-    if not isinstance(protocol, Protocol):
-        raise InputError("protocol", given=type(protocol).__name__, expected="an annattn.mpc.Protocol")
+    require_instance("protocol", protocol, Protocol, "an annattn.mpc.Protocol")
     if attention not in ("ema", "anna"):
         raise InputError("attention", given=repr(attention), expected='"ema" or "anna"')
     if mode not in ("theorem", "practical"):

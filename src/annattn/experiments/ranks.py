@@ -3,7 +3,7 @@
 import gc
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,10 +15,13 @@ from annattn.distributed import PATIENCE
 from annattn.distributed.agreement import agree
 from annattn.distributed.peers import Peers
 from annattn.errors import InputError, RankError
+from annattn.interrupts import between_steps
 from annattn.nn import Transformer
 from annattn.tasks import Batch
 
 __all__ = ["Ranks", "join_torchrun", "leave_torchrun"]
+
+R = TypeVar("R")
 
 
 def join_torchrun(backend: str = "gloo") -> None:
@@ -72,13 +75,30 @@ class Ranks:
         elif error is not None:
             raise error
 
-    def spread(self, state: Any) -> Any:
-        """What the first process has, for all."""
+    def start(self, batch: int, make: Callable[[], R], described: dict[str, str]) -> R:
+        """What `make` gives; all processes learn of an error of one."""
+        run, error = None, None
+        try:
+            self.check_batch(batch)
+            run = make()
+        except Exception as found:
+            error = found
+        self.agree(described, error)
+        assert run is not None
+        return run
+
+    def share(self, model: nn.Module, optimiser: torch.optim.Optimizer, step: int) -> int:
+        """Weights and the optimiser's state of the first process, on all; returns its step."""
         if self.size == 1:
-            return state
-        box = [state]
+            return step
+        box = [(model.state_dict(), optimiser.state_dict(), step) if self.writes else None]
         dist.broadcast_object_list(box, src=0)
-        return box[0]
+        if not self.writes:
+            assert box[0] is not None
+            weights, state, step = box[0]
+            model.load_state_dict(weights)
+            optimiser.load_state_dict(state)
+        return step
 
     def part(self, batch: Batch) -> Batch:
         """This process's share of a batch, in the order of the ranks."""
@@ -129,6 +149,24 @@ class Ranks:
         if self.total(asked)[0]:
             raise KeyboardInterrupt
 
+    def go_on(self, run: "Stepping", last: int, save_every: int, advance: Callable[[], None]) -> None:
+        """Step to the last step, and save every few steps, at the end, and on Ctrl-C, which waits for a step to end."""
+        # Half a step would be saved as none, and the continued run would be wrong.
+        with between_steps() as stop_if_asked:
+            try:
+                while run.step < last:
+                    advance()
+                    self.stop_together(stop_if_asked)
+                    if run.step % save_every == 0 and run.step < last:
+                        run.save()
+            except KeyboardInterrupt:
+                run.save()
+                raise
+            except RuntimeError as error:
+                raise self.named(error, run.step) from error
+            run.save()
+            stop_if_asked()
+
     def named(self, error: RuntimeError, step: int) -> Exception:
         """The same error, or one that says what to do if it is the end of another process."""
         if self.size == 1 or not any(word in str(error) for word in ("gloo", "Connection", "NCCL", "peer")):
@@ -137,6 +175,14 @@ class Ranks:
             f"another of the {self.size} processes ended at step {step + 1}; the same command goes on from the last "
             "save (torchrun --max-restarts=3 starts it again by itself)"
         )
+
+
+class Stepping(Protocol):
+    """A run: the number of its next step, and how it is saved."""
+
+    step: int
+
+    def save(self) -> None: ...
 
 
 class _Step(nn.Module):

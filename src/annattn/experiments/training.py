@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from annattn.experiments.ranks import Ranks
 from annattn.experiments.recipe import Recipe, read_recipe, write_recipe
 from annattn.experiments.run_files import write_run
 from annattn.files import held, write_json
-from annattn.interrupts import between_steps
 from annattn.nn import Transformer
 from annattn.nn.checkpoint import check_tensors, read_moments, read_tensors, save_model
 from annattn.seeds import check_seed
@@ -79,39 +79,24 @@ def train(
         run = _started(recipe, seed, place, ranks, f"{save_every}, {stop_at}")
         last = recipe.steps if stop_at is None else min(stop_at, recipe.steps)
         started = time.perf_counter()
-        # Half a step would be saved as none, and the continued run would be wrong.
-        with between_steps() as stop_if_asked:
-            try:
-                while run.step < last:
-                    loss, error = run.advance()
-                    run.note(loss, error)
-                    if report and ranks.writes:
-                        report(Progress(run.step, recipe.steps, loss, error, time.perf_counter() - started))
-                    ranks.stop_together(stop_if_asked)
-                    if run.step % save_every == 0 and run.step < last:
-                        run.save()
-            except KeyboardInterrupt:
-                run.save()
-                raise
-            except RuntimeError as error:
-                raise ranks.named(error, run.step) from error
-            run.save()
-            stop_if_asked()
+
+        def advance() -> None:
+            loss, error = run.advance()
+            run.note(loss, error)
+            if report and ranks.writes:
+                report(Progress(run.step, recipe.steps, loss, error, time.perf_counter() - started))
+
+        ranks.go_on(run, last, save_every, advance)
         return run.model.with_attention(*recipe.model.attention)
 
 
 def _started(recipe: Recipe, seed: int, folder: Path | None, ranks: Ranks, options: str) -> "_Run":
-    """The run where it stands; all processes learn of an error of one, and get the state that the first one read."""
-    run, error = None, None
-    try:
-        ranks.check_batch(recipe.batch)
-        run = _Run(recipe, check_seed(seed), folder if ranks.writes else None, ranks)
-    except Exception as found:
-        error = found
+    """The run where it stands; all processes have the state that the first one read."""
     described = {"recipe": json.dumps(write_recipe(recipe)), "seed": str(seed), "save_every and stop_at": options}
-    ranks.agree(described, error)
-    assert run is not None
-    run.take(ranks.spread(run.held() if ranks.writes else None))
+    run = ranks.start(
+        recipe.batch, lambda: _Run(recipe, check_seed(seed), folder if ranks.writes else None, ranks), described
+    )
+    run.step = ranks.share(run.model, run.optimiser, run.step)
     return run
 
 
@@ -129,17 +114,10 @@ class _Run:
         if folder is not None:
             self._open(folder)
 
-    def held(self) -> tuple[dict[str, Tensor], dict[str, Any], int]:
-        """Weights, the optimiser's state and the step."""
-        return self.model.state_dict(), self.optimiser.state_dict(), self.step
-
-    def take(self, state: tuple[dict[str, Tensor], dict[str, Any], int]) -> None:
-        """Go on from what another process holds; then everything is ready for the first step."""
-        if not self.ranks.writes:
-            self.model.load_state_dict(state[0])
-            self.optimiser.load_state_dict(state[1])
-            self.step = state[2]
-        self.forward = self.ranks.parallel(self.model)
+    @cached_property
+    def forward(self) -> Callable[[Tensor, Any, int], Tensor]:
+        """The model under the mechanisms of a step, whose gradients are those of all processes."""
+        return self.ranks.parallel(self.model)
 
     def advance(self) -> tuple[float, float]:
         """One step of gradient descent; returns the loss and the share of wrong tokens before it."""

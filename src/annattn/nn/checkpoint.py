@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from annattn.attention import MECHANISMS, AttentionConfig
+from annattn.checks import require_instance
 from annattn.errors import InputError
 from annattn.files import as_json, write_bytes, write_text
 from annattn.nn.transformer import Transformer, TransformerConfig
@@ -75,8 +76,7 @@ def save_model(model: Transformer, path: str | Path, *, notes: dict[str, Any] | 
     >>> folder.cleanup()
     """
     described, weights = checkpoint_files(path)
-    if not isinstance(model, Transformer):
-        raise InputError("model", given=type(model).__name__, expected="a Transformer")
+    require_instance("model", model, Transformer, "a Transformer")
     try:
         described_as = {"format": FORMAT, "model": write_config(model.config), "notes": notes or {}}
         if any(seed is not None for seed in model.drawn):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from annattn.checks import require_count, require_number
 from annattn.data import Text
@@ -22,7 +22,6 @@ from annattn.experiments.text.model import TextConfig, TextModel
 from annattn.experiments.text.needles import plant_twice
 from annattn.experiments.training import Progress
 from annattn.files import held, write_json
-from annattn.interrupts import between_steps
 from annattn.lsh import Hyperplane
 from annattn.nn.checkpoint import check_tensors, read_moments, read_tensors, write_tensors
 from annattn.seeds import check_seed, derive_seed
@@ -106,36 +105,25 @@ def train_text(
     with held(folder) if folder is not None and ranks.writes else contextlib.nullcontext():
         run = _started(recipe, text, seed, folder, ranks, f"{save_every}, {stop_at}")
         last = recipe.steps if stop_at is None else min(stop_at, recipe.steps)
-        with between_steps() as stop_if_asked:
-            try:
-                while run.step < last:
-                    loss = run.advance()
-                    if report and ranks.writes:
-                        report(Progress(run.step, recipe.steps, loss, loss / math.log(2), 0.0))
-                    ranks.stop_together(stop_if_asked)
-                    if run.step % save_every == 0 and run.step < last:
-                        run.save()
-            except KeyboardInterrupt:
-                run.save()
-                raise
-            except RuntimeError as error:
-                raise ranks.named(error, run.step) from error
-            run.save()
+
+        def advance() -> None:
+            loss = run.advance()
+            if report and ranks.writes:
+                report(Progress(run.step, recipe.steps, loss, loss / math.log(2), 0.0))
+
+        ranks.go_on(run, last, save_every, advance)
         return run.model.eval()
 
 
 def _started(recipe: TextRecipe, text: Text, seed: int, folder: Path | None, ranks: Ranks, options: str) -> "_Run":
-    """The run where it stands; all processes learn of an error of one, and get the state that the first one read."""
-    run, error = None, None
-    try:
-        ranks.check_batch(recipe.batch)
-        run = _Run(recipe, text, check_seed(seed), folder if ranks.writes else None, ranks)
-    except Exception as found:
-        error = found
+    """The run where it stands; all processes have the state that the first one read."""
     about = {"recipe": asdict(recipe), "seed": seed, "text": text.sha256, "save_every and stop_at": options}
-    ranks.agree({name: str(value) for name, value in about.items()}, error)
-    assert run is not None
-    run.take(ranks.spread(run.held() if ranks.writes else None))
+    run = ranks.start(
+        recipe.batch,
+        lambda: _Run(recipe, text, check_seed(seed), folder if ranks.writes else None, ranks),
+        {name: str(value) for name, value in about.items()},
+    )
+    run.step = ranks.share(run.model, run.optimiser, run.step)
     return run
 
 
@@ -151,17 +139,6 @@ class _Run:
         self.step, self.log = 0, ["step,bits"]
         if folder is not None and (folder / "run.json").exists():
             self._resume(folder)
-
-    def held(self) -> tuple[dict[str, Tensor], dict[str, Any], int]:
-        """Weights, the optimiser's state and the step."""
-        return self.model.state_dict(), self.optimiser.state_dict(), self.step
-
-    def take(self, state: tuple[dict[str, Tensor], dict[str, Any], int]) -> None:
-        """Go on from what another process holds."""
-        if not self.ranks.writes:
-            self.model.load_state_dict(state[0])
-            self.optimiser.load_state_dict(state[1])
-            self.step = state[2]
 
     @cached_property
     def forward(self) -> nn.Module:

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from annattn.attention import AttentionConfig
-from annattn.checks import require_count
+from annattn.checks import require_count, require_instance
 from annattn.errors import InputError
 from annattn.integrations.huggingface.attention import IMPLEMENTATIONS, register
 from annattn.integrations.huggingface.bound import BoundLayer, bind_layer, layer_name
@@ -99,8 +99,7 @@ def _changed(
 
 def attention_modules(model: PreTrainedModel) -> dict[int, list[torch.nn.Module]]:
     """The attention modules of a model by layer, or an error if they do not call the attention interface."""
-    if not isinstance(model, PreTrainedModel):
-        raise InputError("model", given=type(model).__name__, expected="a model of transformers (PreTrainedModel)")
+    require_instance("model", model, PreTrainedModel, "a model of transformers (PreTrainedModel)")
     found: dict[int, list[torch.nn.Module]] = {}
     for module in model.modules():
         layer = getattr(module, "layer_idx", None)
