@@ -87,7 +87,7 @@ def test_results_that_lack_something_are_refused(results, tmp_path):
     path = tmp_path / "report.json"
     for content, message in (
         ("{", "report.json"),
-        ("[]", "report.json in another format"),
+        ("[]", "report.json, expected the results file"),
         ('{"format": 2}', "report.json in another format"),
         ('{"format": 1}', "without a machine and a part that was measured"),
         ('{"format": 1, "machine": {}}', "without a machine and a part that was measured"),
