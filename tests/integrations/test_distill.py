@@ -2,6 +2,7 @@
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,3 +174,8 @@ def test_no_training_step_sees_a_held_out_paragraph(text):
 def test_markup_goes_and_halves_are_cut_at_a_space():
     assert plain("A <b>bold</b> [[link|word]], {{note}} &quot;quoted&quot;") == "A bold word, quoted"
     assert " ".join(halves("some words of different lengths here")) == "some words of different lengths here"
+
+
+def test_a_device_without_an_end_is_not_read():
+    with pytest.raises(InputError, match="/dev/zero, which is no file"):
+        Paragraphs(Path("/dev/zero"))

@@ -47,6 +47,8 @@ class Paragraphs:
     """The paragraphs of a text, of enwik8 as of any file with one paragraph per line."""
 
     def __init__(self, path: Path, *, least: int = _LEAST) -> None:
+        if path.exists() and not path.is_file():  # a device may have no end
+            raise InputError("text", given=f"{path}, which is no file", expected="a text file")
         try:
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
                 lines = file.read().decode("utf-8", "ignore").splitlines()
