@@ -87,6 +87,27 @@ def test_autocast_changes_nothing(mechanism: Mechanism, dtype):
     assert_equal([out, *(g for g in grads if g is not None)], with_gradients(mechanism, rows, weight))
 
 
+@mechanisms(lambda config: config.__name__ in ("AnnaConfig", "WindowConfig", "LatestMatchConfig", "ExactMatchConfig"))
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_a_backward_pass_inside_autocast_is_not_rounded_either(mechanism: Mechanism, backend):
+    rows, weight = given(), torch.randn(2, 1, 20, DIM)
+    with use_backend(backend):
+        expected = with_gradients(mechanism, rows, weight)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = with_gradients(mechanism, rows, weight)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_the_exact_gradient_is_not_rounded_inside_autocast():
+    rows = [torch.randn(1, 1, 30, 8, requires_grad=True) for _ in range(3)]
+    for attention in (aa.anna_attention, aa.latest_match_attention):
+        out = attention(rows[0], rows[1], rows[2], HASHER, gradient="exact").square().sum()
+        expected = torch.autograd.grad(out, rows, retain_graph=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = torch.autograd.grad(out, rows)
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 @EVERY
 @pytest.mark.parametrize(
     ("batch", "heads", "n", "m"), [(0, 1, 4, 4), (1, 0, 4, 4), (1, 1, 0, 4), (1, 1, 4, 0), (1, 1, 0, 0)]

@@ -172,3 +172,19 @@ def test_wrong_options_are_refused(options, message):
     query, key, value, _ = long_inputs(5, 5)
     with pytest.raises(InputError, match=message):
         aa.window_attention(query, key, value, Hyperplane(4).sample(tables=2, hashes=2), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"near": (torch.zeros(1, 1, 5, 8),)}, "near: got tuple, expected queries and keys, two tensors"),
+        ({"near": torch.zeros(2, 1, 1, 5, 8)}, "near: got Tensor"),
+        ({"near": (torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 5, 8))}, "near: got other shapes"),
+        ({"gate": "half"}, "gate: got 'half', expected a number"),
+        ({"gate": None}, "gate: got None, expected a number"),
+    ],
+)
+def test_what_is_no_gate_and_no_pair_of_near_rows_is_named(options, said):
+    x = torch.zeros(1, 1, 5, 8)
+    with pytest.raises(aa.errors.InputError, match=said):
+        aa.window_attention(x, x, x, aa.lsh.Hyperplane(8).sample(tables=2, hashes=2), window=2, **options)

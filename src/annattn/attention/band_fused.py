@@ -8,6 +8,7 @@ from torch.autograd import forward_ad
 
 from annattn.attention.band_blocks import Band
 from annattn.attention.packed import Documents
+from annattn.kernels import in_own_dtypes
 
 __all__ = ["FusedBand", "fused_runs"]
 
@@ -82,6 +83,7 @@ class FusedBand(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
+    @in_own_dtypes
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """With w the weights, g and h the gradients of output and log-sum: ds_ij = w_ij (g_i·(v_j − out_i) + h_i)."""
         query, key, value, out, level = ctx.saved_tensors

@@ -33,6 +33,7 @@ __all__ = [
     "Form",
     "WindowConfig",
     "both_sides",
+    "check_near",
     "check_window",
     "combined",
     "window_attention",
@@ -97,9 +98,7 @@ def window_attention(
     window, shift = check_window(window, combine, scale, shift, is_causal=is_causal)
     require_choice("form", form, FORMS)
     own = packed(documents, query, key)
-    near_query, near_key = (query, key) if near is None else near
-    if near_query.shape != query.shape or near_key.shape != key.shape:
-        raise InputError("near", given="other shapes", expected="those of query and key")
+    near_query, near_key = (query, key) if near is None else check_near(near, query, key)
     close = band_softmax(
         near_query, near_key, value, window=window, scale=scale, is_causal=is_causal, key_mask=key_mask, documents=own
     )
@@ -124,6 +123,16 @@ def check_window(window: int, combine: str, scale: float | None, shift: int, *, 
     return window, shift
 
 
+def check_near(near: tuple[Tensor, Tensor], query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys of the near part; raises InputError unless they are as many and as wide as the others."""
+    pair = list(near) if isinstance(near, tuple | list) else []
+    if len(pair) != 2 or not all(isinstance(x, Tensor) for x in pair):
+        raise InputError("near", given=type(near).__name__, expected="queries and keys, two tensors")
+    if pair[0].shape != query.shape or pair[1].shape != key.shape:
+        raise InputError("near", given="other shapes", expected="those of query and key")
+    return pair[0], pair[1]
+
+
 def combined(near: Partial, far: Tensor, mass: Tensor, gate: Tensor | float, combine: str) -> Tensor:
     """One output of the near part, and the far part with Σ_j c_ij/ℓ."""
     is_near, is_far = near.log_total > -torch.inf, mass > 0
@@ -132,6 +141,8 @@ def combined(near: Partial, far: Tensor, mass: Tensor, gate: Tensor | float, com
         if gate.shape not in ((), (heads,)):
             raise InputError("gate", given=f"shape {tuple(gate.shape)}", expected=f"one number per head, ({heads},)")
         gate = gate.to(near.mean.dtype)[..., None]
+    elif not isinstance(gate, float):
+        gate = require_number("gate", gate, "a number, or a tensor of one per head")
     logit = torch.zeros_like(near.log_total) + gate
     if combine == "joined":
         logit = logit + near.log_total.masked_fill(~is_near, 0) - mass.masked_fill(~is_far, 1).log()

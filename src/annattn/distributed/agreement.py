@@ -35,7 +35,7 @@ def describe_hasher(hasher: Hasher) -> dict[str, str]:
     }
 
 
-def agree(peers: Peers, calling: str, described: dict[str, str], error: Exception | None, device: torch.device) -> None:
+def agree(peers: Peers, calling: str, described: dict[str, str], error: Exception | None) -> None:
     """Raise unless every rank calls the same with the same description; or the error this rank already has.
 
     All ranks learn of it together, so none of them waits for one that has left.
@@ -44,7 +44,7 @@ def agree(peers: Peers, calling: str, described: dict[str, str], error: Exceptio
     said = {_FAILED: f"{type(error).__name__}: {error}"} if error is not None else {"call": calling, **described}
     text = json.dumps(said).encode()
     digest = hashlib.sha256(text).digest()
-    header = torch.frombuffer(bytearray(digest + len(text).to_bytes(8, "little")), dtype=torch.uint8).to(device)
+    header = torch.frombuffer(bytearray(digest + len(text).to_bytes(8, "little")), dtype=torch.uint8).to(peers.device)
     doing = f"the agreement on {calling}"
     headers = peers.gather(header, doing).cpu()
     if bool((headers[:, :32] == headers[0, :32]).all()) and error is None:
@@ -52,7 +52,7 @@ def agree(peers: Peers, calling: str, described: dict[str, str], error: Exceptio
     lengths = [int.from_bytes(bytes(row[32:].tolist()), "little") for row in headers]
     padded = torch.zeros(max(lengths), dtype=torch.uint8)
     padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    texts = peers.gather(padded.to(device), doing).cpu()
+    texts = peers.gather(padded.to(peers.device), doing).cpu()
     everyone = [json.loads(bytes(row[:n].tolist())) for row, n in zip(texts, lengths, strict=True)]
     if error is not None:
         raise error

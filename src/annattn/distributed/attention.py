@@ -8,18 +8,19 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from annattn.attention.anna import Empty
-from annattn.attention.inputs import accumulator, check_hasher, check_inputs
+from annattn.attention.inputs import accumulator, attention_call, check_hasher, check_inputs
 from annattn.attention.mechanism import Gradient
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Packing, Queries, Values
-from annattn.checks import require_choice, require_count
+from annattn.checks import require_choice, require_count, require_number
 from annattn.distributed.agreement import agree, describe_hasher, describe_tensor
 from annattn.distributed.codes import equal_row_codes, hashed_codes, own_documents, slices
 from annattn.distributed.mean import WAYS, Plan, sharded_mean
-from annattn.distributed.peers import Peers
+from annattn.distributed.peers import Peers, cpu_by_default
 from annattn.errors import InputError
-from annattn.kernels import Order, wanted_gradient
+from annattn.kernels import Order, transforms_active, wanted_gradient
 from annattn.kernels.interface import Slope, slope_of
 from annattn.lsh import Hasher
 
@@ -43,6 +44,8 @@ PATIENCE = 600.0
 assert get_args(Way) == WAYS
 
 
+@cpu_by_default
+@attention_call
 def anna_attention(
     query: Queries, key: Keys, value: Values, hasher: Hasher, *,
     group: dist.ProcessGroup | None = None,
@@ -91,7 +94,7 @@ def anna_attention(
         }
 
     calling = "anna_attention"
-    peers, said = start(group, patience, calling, described, query)
+    peers, said = start(group, patience, calling, described)
     order = Order.CAUSAL if is_causal else Order.ALL
     with peers.telling(calling):
         cut = slices(peers, query, key, aligned=is_causal, doing=calling)
@@ -104,6 +107,8 @@ def anna_attention(
     return out.to(value.dtype)
 
 
+@cpu_by_default
+@attention_call
 def exact_match_attention(
     query: Shaped[Tensor, "batch heads queries dim"],
     key: Shaped[Tensor, "batch key_heads keys dim"],
@@ -128,7 +133,7 @@ def exact_match_attention(
         return {**describe_inputs(query, key, value), "is_causal": str(is_causal), "way": way}
 
     calling = "exact_match_attention"
-    peers, _ = start(group, patience, calling, described, query)
+    peers, _ = start(group, patience, calling, described)
     with peers.telling(calling):
         cut = slices(peers, query, key, aligned=is_causal, doing=calling)
         codes = equal_row_codes(peers, cut, query, key, key_mask, calling)
@@ -138,6 +143,8 @@ def exact_match_attention(
     )
 
 
+@cpu_by_default
+@attention_call
 def latest_match_attention(
     query: Queries,
     key: Keys,
@@ -161,7 +168,7 @@ def latest_match_attention(
         return {**describe_inputs(query, key, value), **describe_hasher(hasher), "gradient": wanted}
 
     calling = "latest_match_attention"
-    peers, said = start(group, patience, calling, described, query)
+    peers, said = start(group, patience, calling, described)
     with peers.telling(calling):
         cut = slices(peers, query, key, aligned=True, doing=calling)
         codes = hashed_codes(peers, cut, hasher, query, key, key_mask, None, Order.CAUSAL, calling)
@@ -169,6 +176,7 @@ def latest_match_attention(
     return sharded_mean(query, key, value.to(accumulator(value.dtype)), codes, plan)[0].to(value.dtype)
 
 
+@cpu_by_default
 def first_place(n: int, *, group: dist.ProcessGroup | None = None, patience: float = PATIENCE) -> int:
     """Where this rank's slice of `n` tokens begins in the whole sequence: what its positions are counted from.
 
@@ -176,11 +184,12 @@ def first_place(n: int, *, group: dist.ProcessGroup | None = None, patience: flo
     """
 
     def described() -> dict[str, str]:
-        require_count("n", n, least=0)
+        nonlocal n
+        n = require_count("n", n, least=0)
         return {}
 
     calling = "first_place"
-    peers, _ = start(group, patience, calling, described, None)
+    peers, _ = start(group, patience, calling, described)
     with peers.telling(calling):
         lengths = peers.gather(torch.tensor([n], device=peers.device), calling)[:, 0].tolist()
     return sum(lengths[: peers.rank])
@@ -191,23 +200,37 @@ def start(
     patience: float,
     calling: str,
     described: Callable[[], dict[str, str]],
-    query: Tensor | None,
 ) -> tuple[Peers, dict[str, str]]:
     """The ranks, once they agree on what they are called with."""
-    peers = Peers(group, patience)
+    peers = Peers(group, PATIENCE)
+    with peers.telling(calling):
+        _refuse_transforms()
     said: dict[str, str] = {}
     error = None
     try:
+        peers.patience = require_number("patience", patience, "a number of seconds above 0", low=1e-3)
         said = described()
     except Exception as found:  # told to all ranks, then raised
         error = found
-    device = query.device if isinstance(query, Tensor) else peers.device
-    agree(peers, calling, said, error, device)
+    agree(peers, calling, said, error)
     return peers, said
+
+
+def _refuse_transforms() -> None:
+    """Ranks cannot exchange what a transform of torch has wrapped, so this is not even agreed on."""
+    if transforms_active() or forward_ad._current_level >= 0:
+        raise InputError(
+            "attention",
+            given="a call inside torch.func (grad, vjp, jvp, vmap) or forward-mode AD",
+            expected="a call outside of them",
+            hint="use torch.autograd.grad or backward() for gradients, and the batch for many inputs",
+        )
 
 
 def describe_inputs(query: Tensor, key: Tensor, value: Tensor) -> dict[str, str]:
     """What ranks have to have alike in their slices."""
+    if query.is_meta:
+        raise InputError("query", given="a tensor on the device meta", expected="numbers to exchange")
     wanted = [x.requires_grad and torch.is_grad_enabled() for x in (query, key, value)]
     return {
         "query": describe_tensor(query),

@@ -107,7 +107,7 @@ def equal_row_codes(
     """One table whose code is the identity of the row: −0.0 equals 0.0, NaN equals nothing."""
     rows, numbers = [], []
     for x in (query, key):
-        flat = x.detach().reshape(-1, x.shape[-1])
+        flat = x.detach().flatten(0, 2)
         if flat.shape[1] == 0:  # rows without coordinates are all equal
             flat = flat.new_zeros(len(flat), 1)
         number = torch.ones(len(flat), dtype=torch.bool, device=x.device)

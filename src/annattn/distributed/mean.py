@@ -10,8 +10,9 @@ from torch.nn.functional import pad
 from annattn.distributed import members, states
 from annattn.distributed.agreement import agree
 from annattn.distributed.codes import Codes
-from annattn.distributed.peers import Peers
-from annattn.kernels import GradientInputs, Order, bucket_sum, query_key_gradient
+from annattn.distributed.peers import Peers, cpu_by_default
+from annattn.distributed.room import scales
+from annattn.kernels import GradientInputs, Order, bucket_sum, in_own_dtypes, query_key_gradient
 from annattn.kernels.interface import Slope
 from annattn.lsh import IGNORED
 from annattn.lsh.rows import directions_and_lengths
@@ -59,8 +60,12 @@ class _ShardedMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, codes: Codes, plan: Plan, counted: bool):
         with plan.peers.telling(plan.calling):
-            total, count = _forward(value.detach(), codes, plan)
+            (scale,) = scales(plan.peers, _terms(codes, value), [value.detach()], plan.calling)
+            total, count = _forward(value.detach() * scale if scale != 1 else value.detach(), codes, plan)
         mean = total / count[..., None].clamp(min=1)
+        if scale != 1:  # a mean is no larger than the largest value, whatever was rounded on the way
+            largest = torch.finfo(mean.dtype).max
+            mean = torch.where(mean.isfinite(), (mean / scale).clamp(-largest, largest), mean)
         mean = mean.masked_fill(codes.unknown[..., None], torch.nan)
         ctx.save_for_backward(query, key, value, mean, count)
         ctx.codes, ctx.plan = codes, plan
@@ -72,28 +77,44 @@ class _ShardedMean(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @cpu_by_default
+    @in_own_dtypes
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad: Tensor | None, grad_count: Tensor | None = None
     ):
-        query, key, value, mean, count = ctx.saved_tensors
-        if grad is None:
-            grad = torch.zeros_like(mean)
-        weight = grad / count[..., None].clamp(min=1)
         plan: Plan = ctx.plan
-        with plan.peers.telling(f"the backward pass of {plan.calling}"):
+        doing = f"the backward pass of {plan.calling}"
+        with plan.peers.telling(doing):
+            query, key, value, mean, count = ctx.saved_tensors
+            if grad is None:
+                grad = torch.zeros_like(mean)
+            weight = grad / count[..., None].clamp(min=1)
             # Ranks that are not at the same call would wait for each other for ever.
-            agree(plan.peers, f"the backward pass of {plan.calling}", {}, None, query.device)
+            agree(plan.peers, doing, {}, None)
+            codes: Codes = ctx.codes
+            large = [value.detach(), weight] if plan.slope is not None else [weight]
+            *of_value, of_weight = scales(plan.peers, _terms(codes, value) * (query.shape[-1] + 1), large, doing)
+            weight, value = weight * of_weight, value.detach() * (of_value[0] if of_value else 1.0)
             if plan.slope is not None:
                 # A value of 1 is one more column: it takes -g_i·out_i/C_i, and the count's own gradient.
-                level = (weight * mean.nan_to_num(0, 0, 0)).sum(-1, keepdim=True)
-                more = -level if grad_count is None else grad_count[..., None] - level
+                level = (weight * (mean.nan_to_num(0, 0, 0) * of_value[0])).sum(-1, keepdim=True)
+                more = -level if grad_count is None else grad_count[..., None] * of_value[0] * of_weight - level
                 weight = torch.cat([weight, more], -1)
-            found = _backward(query.detach(), key.detach(), value.detach(), weight, ctx.codes, plan)
+            found = _backward(query.detach(), key.detach(), value, weight, codes, plan)
+        turned = of_value[0] if of_value else 1.0
         wanted = [
-            g.to(x.dtype) if needed and g is not None else None
-            for g, x, needed in zip(found, (query, key, value), ctx.needs_input_grad, strict=False)
+            (g / of_weight / scale).to(x.dtype) if needed and g is not None else None
+            for g, x, needed, scale in zip(
+                found, (query, key, value), ctx.needs_input_grad, (turned, turned, 1.0), strict=False
+            )
         ]
         return *wanted, None, None, None
+
+
+def _terms(codes: Codes, value: Tensor) -> int:
+    """At most so many numbers are added up into one, over all ranks."""
+    tokens = max(sum(codes.slices.queries), sum(codes.slices.keys))
+    return tokens * codes.query.shape[1] * codes.query.shape[3] * (value.shape[-1] + 1)
 
 
 def _shared(codes: Tensor, whole: Codes) -> Tensor:

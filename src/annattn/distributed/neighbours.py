@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from annattn.distributed.agreement import agree
-from annattn.distributed.peers import Peers
+from annattn.distributed.peers import Peers, cpu_by_default
 from annattn.distributed.wire import pack, row_bytes, unpack
+from annattn.kernels import in_own_dtypes
 
 __all__ = ["with_neighbours"]
 
@@ -66,6 +67,8 @@ class _Neighbours(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @cpu_by_default
+    @in_own_dtypes
     def backward(ctx: Any, *grads: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         peers, me, (before, _) = ctx.peers, ctx.peers.rank, ctx.reach
         needed = _needed(ctx.lengths, ctx.reach)
@@ -80,7 +83,7 @@ class _Neighbours(torch.autograd.Function):
             parts.append(pack([grads[at][first : first + coming[of]] for at in real]))
         lengths = [_length(needed[to][me]) for to in range(peers.size)]
         with peers.telling(doing):
-            agree(peers, doing, {}, None, grads[real[0]].device)
+            agree(peers, doing, {}, None)
             with peers.predicting(doing, "neighbours", each * sum(coming)):
                 found = peers.exchange(parts, [length * each for length in lengths], doing)
         own: list[Tensor | None] = [None] * len(grads)

@@ -3,19 +3,23 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from annattn.checks import require_number
 from annattn.distributed.traffic import Exchange, counters
 from annattn.errors import InputError, RankError
 
-__all__ = ["ROLL_CALL_SECONDS", "FromTheEnd", "Peers"]
+__all__ = ["ROLL_CALL_SECONDS", "FromTheEnd", "Peers", "cpu_by_default"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _LOOK_SECONDS = 0.5  # between two looks at what other ranks have reported, while waiting for them
 ROLL_CALL_SECONDS = 5.0
@@ -28,6 +32,17 @@ _WHAT_TO_DO = (
     "look at the output of that rank for the reason, then start all ranks again: the group cannot be used any more "
     "(torchrun --max-restarts=1 restarts them by itself)"
 )
+
+
+def cpu_by_default(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, in which a tensor that is made for no device in particular is on the CPU."""
+
+    @wraps(function)
+    def plain(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.device("cpu"):
+            return function(*args, **kwargs)
+
+    return plain
 
 
 class Peers:
@@ -51,7 +66,7 @@ class Peers:
             raise InputError("group", given=found, expected="a process group with this rank in it", hint=hint)
         self.group = found
         self.rank, self.size = dist.get_rank(found), dist.get_world_size(found)
-        self.patience = require_number("patience", patience, "a number of seconds above 0", low=1e-3)
+        self.patience = patience
         # All ranks make the same calls in the same order. What one reported in an earlier call, which its caller may
         # have caught, says nothing about this one.
         _CALLS[found.group_name] += 1
@@ -168,11 +183,10 @@ class Peers:
         until = time.monotonic() + ROLL_CALL_SECONDS
         try:
             self._store.set(str(self.rank), f"waited in {doing}")
-            reports = self._reports()
+            self._raise_if_one_raised(reports := self._reports())
             while len(reports) < self.size - 1 and time.monotonic() < until:
                 time.sleep(0.05)
-                reports = self._reports()
-                self._raise_if_one_raised(reports)
+                self._raise_if_one_raised(reports := self._reports())
         except RankError as found:
             return found
         except RuntimeError:
@@ -191,6 +205,11 @@ class FromTheEnd(Peers):
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self.rank, self.size = peers.size - 1 - peers.rank, peers.size
+
+    @property
+    def device(self) -> torch.device:
+        """As without the reversal."""
+        return self._peers.device
 
     @property
     def straight(self) -> Peers:

@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from annattn.attention.band import band_softmax
-from annattn.attention.inputs import accumulator, check_inputs
+from annattn.attention.inputs import accumulator, attention_call, check_inputs
 from annattn.attention.mechanism import Gradient
 from annattn.attention.packed import Documents
 from annattn.attention.partial_softmax import Partial
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Packing, Queries, Values
-from annattn.attention.window import Combine, both_sides, check_window, combined
+from annattn.attention.window import Combine, both_sides, check_near, check_window, combined
 from annattn.checks import require_choice
-from annattn.distributed.agreement import describe_hasher
+from annattn.distributed.agreement import describe_hasher, describe_tensor
 from annattn.distributed.attention import (
     PATIENCE,
     Way,
@@ -29,8 +29,7 @@ from annattn.distributed.attention import (
 from annattn.distributed.codes import Slices, hashed_codes, own_documents, slices
 from annattn.distributed.mean import WAYS, Plan, sharded_mean
 from annattn.distributed.neighbours import with_neighbours
-from annattn.distributed.peers import FromTheEnd, Peers
-from annattn.errors import InputError
+from annattn.distributed.peers import FromTheEnd, Peers, cpu_by_default
 from annattn.kernels import Order, wanted_gradient
 from annattn.lsh import Hasher
 
@@ -39,6 +38,8 @@ __all__ = ["window_attention"]
 _CALLING = "window_attention"
 
 
+@cpu_by_default
+@attention_call
 def window_attention(
     query: Queries, key: Keys, value: Values, hasher: Hasher, *,
     window: int, group: dist.ProcessGroup | None = None, is_causal: bool = False,
@@ -57,12 +58,13 @@ def window_attention(
 
     def described() -> dict[str, str]:
         check_inputs(query, key, value, key_mask, hasher=hasher)
-        check_window(window, combine, scale, shift, is_causal=is_causal)
+        nonlocal window, shift
+        window, shift = check_window(window, combine, scale, shift, is_causal=is_causal)
         require_choice("way", way, WAYS)
         if documents is not None:
             check_documents(documents, query)
-        if near is not None and (near[0].shape != query.shape or near[1].shape != key.shape):
-            raise InputError("near", given="other shapes", expected="those of query and key")
+        if near is not None:
+            check_near(near, query, key)
         return {
             **describe_inputs(query, key, value),
             **describe_hasher(hasher),
@@ -73,16 +75,16 @@ def window_attention(
             "gate": gate_shape,
             "scale": str(scale),
             "shift": str(shift),
-            "near": str(near is not None),
+            "near": "none" if near is None else str([(describe_tensor(x), x.requires_grad) for x in near]),
             "way": way,
             "gradient": wanted_gradient(hasher, gradient, query, key),
         }
 
-    peers, said = start(group, patience, _CALLING, described, query)
+    peers, said = start(group, patience, _CALLING, described)
     with peers.telling(_CALLING):
         cut = slices(peers, query, key, aligned=True, doing=_CALLING)
         own = None if documents is None else own_documents(peers, cut, documents, query, _CALLING)
-    window = min(window, sum(cut.keys))  # no two tokens are further apart
+    window, shift = (min(places, sum(cut.keys)) for places in (window, shift))  # no two tokens are further apart
     near_query, near_key = (query, None) if near is None else near
     mask = torch.ones(key.shape[0], key.shape[2], dtype=torch.bool, device=key.device) if key_mask is None else key_mask
     tokens = _Tokens(key, value.to(accumulator(value.dtype)), near_key, mask, own)

@@ -71,7 +71,7 @@ class Ranks:
     def agree(self, described: dict[str, str], error: Exception | None) -> None:
         """Raise the error, here or elsewhere, and unless all train the same."""
         if self.size > 1:
-            agree(Peers(None, PATIENCE), "train", described, error, torch.device("cpu"))
+            agree(Peers(None, PATIENCE), "train", described, error)
         elif error is not None:
             raise error
 

@@ -17,7 +17,7 @@ from annattn.kernels.ops import (
     tables_call,
 )
 from annattn.kernels.tables import Layout, Tables, check_saved
-from annattn.kernels.transforms import fold_into_batch, not_twice, wanted_gradient
+from annattn.kernels.transforms import fold_into_batch, in_own_dtypes, not_twice, transforms_active, wanted_gradient
 
 __all__ = [
     "BACKENDS",
@@ -41,6 +41,7 @@ __all__ = [
     "fold_into_batch",
     "hash_call",
     "hash_pair",
+    "in_own_dtypes",
     "name_codes",
     "nan_targets",
     "nan_where_unknown",
@@ -50,6 +51,7 @@ __all__ = [
     "not_twice",
     "query_key_gradient",
     "tables_call",
+    "transforms_active",
     "use_backend",
     "wanted_gradient",
 ]

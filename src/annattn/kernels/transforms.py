@@ -1,5 +1,9 @@
 """What ops say to torch's transforms: vmap works, a derivative that is not there is refused."""
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
@@ -9,7 +13,14 @@ from annattn.errors import InputError
 from annattn.kernels.interface import GRADIENTS
 from annattn.lsh import FAMILIES, Hasher
 
-__all__ = ["fold_into_batch", "not_twice", "refuse_transforms", "transforms_active", "wanted_gradient"]
+__all__ = [
+    "fold_into_batch",
+    "in_own_dtypes",
+    "not_twice",
+    "refuse_transforms",
+    "transforms_active",
+    "wanted_gradient",
+]
 
 transforms_active = torch._C._are_functorch_transforms_active
 
@@ -28,6 +39,20 @@ def refuse_transforms() -> None:
         expected="a call outside of them, or inside torch.vmap",
         hint="use torch.autograd.grad or backward() for gradients",
     )
+
+
+def in_own_dtypes(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass in the dtypes of its inputs: called inside autocast, its products would be rounded."""
+
+    @wraps(backward)
+    def plain(ctx: Any, *grads: Tensor | None) -> Any:
+        device = next((grad.device.type for grad in grads if grad is not None), "cpu")
+        if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+            return backward(ctx, *grads)
+        with torch.autocast(device, enabled=False):
+            return backward(ctx, *grads)
+
+    return plain
 
 
 def not_twice(ctx, *_):
