@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from annattn.errors import InputError
 from annattn.experiments import RECIPES, Recipe, Stage, measure, read_recipe, train, write_recipe
 from annattn.nn import AnnaConfig, SampledCollisionConfig, SoftmaxConfig, TransformerConfig, load_model
+from annattn.tasks import KHop
 
 SAMPLED = SampledCollisionConfig("hyperplane", tables=4, hashes=3)
 TINY = Recipe(
@@ -179,6 +180,23 @@ def test_stages_follow_each_other_and_noise_rises():
     assert noises == [pytest.approx(min(1.0, step / 11)) for step in range(20)]
     with pytest.raises(InputError, match="step"):
         TINY.attention_at(20)
+
+
+def test_a_stage_can_change_the_task(monkeypatch):
+    seen = []
+    drawn = KHop.sample
+    monkeypatch.setattr(
+        KHop, "sample", lambda task, *args, **options: seen.append(task) or drawn(task, *args, **options)
+    )
+    stages = (Stage(2, (SAMPLED,), n=8, task_options={"asked_to": 1}), Stage(1, (SAMPLED,)))
+    task = KHop(n=12, hops=3)
+    model = replace(TINY.model, input_vocab=task.input_vocab, target_vocab=task.target_vocab, length=12)
+    recipe = replace(TINY, task="k_hop", task_options={"n": 12, "hops": 3}, model=model, stages=stages)
+    train(recipe, seed=0)
+    assert seen == [KHop(n=8, hops=3, asked_to=1)] * 2 + [task]
+    assert read_recipe(json.loads(json.dumps(write_recipe(recipe)))) == recipe
+    with pytest.raises(InputError, match="vocabularies of 10 and 6, expected the task's, 9 and 6"):
+        replace(recipe, stages=(Stage(1, (SAMPLED,), task_options={"hops": 2}),))
 
 
 def test_recipes_survive_json():

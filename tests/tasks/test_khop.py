@@ -81,6 +81,16 @@ def test_training_asks_for_all_hop_counts_and_held_out_data_for_the_largest():
     assert set((task.sample(100, seed=0, hops=2).inputs[:, 0] - zero).tolist()) == {2}
 
 
+def test_training_can_ask_for_a_range_of_hop_counts_and_the_words_stay_the_same():
+    task = KHop(n=20, hops=6, asked_from=2, asked_to=4)
+    drawn = task.sample(100, seed=0)
+    assert set((drawn.inputs[:, 0] - task.special["zero_hops"]).tolist()) == {2, 3, 4}
+    assert set((task.sample(9, seed=0, split="test").inputs[:, 0] - task.special["zero_hops"]).tolist()) == {6}
+    np.testing.assert_array_equal(drawn.targets, task.solve(drawn.inputs))
+    one = InductionHeads(n=20, asked_from=1)
+    assert set(one.sample(50, seed=0).inputs[:, 0].tolist()) == {one.special["zero_hops"] + 1}
+
+
 def test_a_word_is_in_one_split_whatever_its_hop_count():
     task = KHop(n=8, letters=3, hops=2)
     words = {
@@ -114,6 +124,12 @@ def test_bad_parameters_are_named():
         KHop(hops=-1)
     with pytest.raises(InputError, match=r"hops: got 5, expected at most 4; make KHop\(hops=5\)"):
         KHop(hops=4).sample(2, seed=0, hops=5)
+    with pytest.raises(InputError, match="hops asked for in training: got 3 to 2, expected a range within 0 to 4"):
+        KHop(hops=4, asked_from=3, asked_to=2)
+    with pytest.raises(InputError, match="hops asked for in training: got 0 to 5"):
+        KHop(hops=4, asked_to=5)
+    with pytest.raises(InputError, match="asked_from: got -1"):
+        KHop(asked_from=-1)
     with pytest.raises(InputError, match=r"first token \(the hop count\): got 2, expected tokens 6 to 10"):
         KHop(n=3).labels([2, 2, 3])
     with pytest.raises(InputError, match="letters: got 25, expected tokens 2 to 4"):

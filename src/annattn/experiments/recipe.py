@@ -18,7 +18,7 @@ class Stage:
     """Some training steps with one mechanism per layer.
 
     In mechanisms that have a noise, it moves from the first number of `noise` to the second. `n`, if given, is the
-    length of the sequences in this stage.
+    length of the sequences in this stage; `task_options` replace the recipe's where both have them.
 
     >>> from annattn.nn import SampledCollisionConfig
     >>> stage = Stage(steps=11, attention=(SampledCollisionConfig(),), noise=(0.0, 1.0))
@@ -30,6 +30,7 @@ class Stage:
     attention: tuple[AttentionConfig, ...]
     noise: tuple[float, float] = (1.0, 1.0)
     n: int | None = None
+    task_options: dict[str, Any] = field(default_factory=dict)
 
     def at(self, step: int) -> tuple[AttentionConfig, ...]:
         """The mechanisms of this step of the stage."""
@@ -78,6 +79,7 @@ class Recipe:
                 raise InputError(name, given=repr(number), expected="a number above 0")
         for stage in self.stages:
             require_count("steps of a stage", stage.steps, least=1, most=LARGEST_COUNT, hint="pass 1 or more")
+            check_vocabularies(self.model, self.make_task(stage))
             if len(stage.noise) != 2:
                 raise InputError("noise of a stage", given=stage.noise, expected="its first and its last number")
             if len(stage.attention) != self.model.layers:
@@ -92,9 +94,11 @@ class Recipe:
         """Steps of all stages together."""
         return sum(stage.steps for stage in self.stages)
 
-    def make_task(self, n: int | None = None) -> Task:
-        """The task, with this length if given."""
-        options = self.task_options | ({} if n is None else {"n": n})
+    def make_task(self, stage: Stage | None = None) -> Task:
+        """The task, as it is in this stage if one is given."""
+        options = dict(self.task_options)
+        if stage is not None:
+            options |= stage.task_options | ({} if stage.n is None else {"n": stage.n})
         try:
             return TASKS[self.task](**options)
         except TypeError:
@@ -165,7 +169,13 @@ def read_recipe(data: dict[str, Any]) -> Recipe:
         options = dict(data)
         options["model"] = read_config(options["model"])
         options["stages"] = tuple(
-            Stage(one["steps"], tuple(read_attention(a) for a in one["attention"]), tuple(one["noise"]), one.get("n"))
+            Stage(
+                one["steps"],
+                tuple(read_attention(a) for a in one["attention"]),
+                tuple(one["noise"]),
+                one.get("n"),
+                dict(one.get("task_options", {})),
+            )
             for one in options["stages"]
         )
         options["task_options"] = dict(options.get("task_options", {}))

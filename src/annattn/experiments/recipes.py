@@ -76,8 +76,9 @@ def _induction_paper(beta: float) -> Recipe:
     )
 
 
-def _induction_direct(*, latest: bool) -> Recipe:
+def _induction_direct(*, latest: bool = False, one_head: bool = False) -> Recipe:
     tables = (32, 4)
+    task = _INDUCTION | ({"asked_from": 1} if one_head else {})
     last = SampledLatestConfig if latest else SampledCollisionConfig
 
     def sampled(first: int, second: type[SampledCollisionConfig | SampledLatestConfig]) -> tuple[AttentionConfig, ...]:
@@ -88,9 +89,10 @@ def _induction_direct(*, latest: bool) -> Recipe:
         hashed = hashed[0], LatestMatchConfig("hyperplane", tables[1], 8)
     return Recipe(
         task="induction_heads",
-        task_options=_INDUCTION,
-        # Two heads of 32: in layer 2 one looks for the match, the other for the number of hops at position 0.
-        model=_model(InductionHeads(**_INDUCTION), hashed, heads=2, **_LATEST_AFTER_PREVIOUS),
+        task_options=task,
+        # Two heads of 32: in layer 2 one looks for the match, the other for the number of hops at position 0. One head
+        # is enough where training always asks for one hop.
+        model=_model(InductionHeads(**task), hashed, heads=1 if one_head else 2, **_LATEST_AFTER_PREVIOUS),
         # Short words and averages first. Then noise, which rewards near-certain collisions.
         stages=(
             Stage(200, sampled(6, SampledCollisionConfig), (0.0, 0.0), n=50),
@@ -168,7 +170,8 @@ RECIPES: dict[str, Recipe] = {
     "induction_paper": _induction_paper(1.0),
     "induction_paper_beta_0.1": _induction_paper(0.1),
     "induction_paper_beta_10": _induction_paper(10.0),
-    "induction_direct": _induction_direct(latest=False),
+    "induction_direct": _induction_direct(),
+    "induction_one_head": _induction_direct(one_head=True),
     "induction_latest": _induction_direct(latest=True),
     "k_hop_direct": _k_hop_direct(),
     "recall_anna": _recall_anna(),

@@ -158,7 +158,7 @@ class _Run:
     def _batch(self, rng: np.random.Generator) -> Batch:
         if self.dataset is None:
             stage, _ = self.recipe.stage_at(self.step)
-            return self.recipe.make_task(stage.n).sample(self.recipe.batch, (self.seed, 1, self.step))
+            return self.recipe.make_task(stage).sample(self.recipe.batch, (self.seed, 1, self.step))
         rows = rng.integers(len(self.dataset), size=self.recipe.batch)
         return Batch(self.dataset.inputs[rows], self.dataset.targets[rows], self.dataset.mask[rows])
 

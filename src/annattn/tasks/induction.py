@@ -25,6 +25,8 @@ class InductionHeads(KHop):
         n: length of a sequence, including the first token.
         letters: size of the alphabet.
         repeats: whether a letter may equal the one before it.
+        asked_from: the smallest hop count in training batches: 1 asks for a hop every time.
+        asked_to: the largest one there; None is 1.
     """
 
     hops: int = field(default=1, init=False)

@@ -33,7 +33,8 @@ class KHop(Task):
     - k = 0 is no hop: the target is the letter itself.
 
     A sequence is the hop count as first token, followed by n - 1 letters. A target starts with the blank and uses the
-    letters' own ids. Training batches draw k from 0 … hops, held-out ones use k = hops, as in the paper's experiment.
+    letters' own ids. Training batches draw k from `asked_from` … `asked_to`, held-out ones use k = hops. The defaults,
+    0 … hops, are those of the data set that the paper takes; equal ones ask for the same number of hops every time.
     All positions count, as in the paper; `targets != task.special["null"]` picks those that have an answer. Splits
     partition the words: a word is never in two splits, whatever hop count comes before it.
 
@@ -41,23 +42,35 @@ class KHop(Task):
     >>> one, two = task.encode("aabcbabca", hops=1), task.encode("aabcbabca", hops=2)
     >>> task.decode(task.solve(one)), task.decode(task.solve(two))
     ('_.a..cbabb', '_.a....bca')
+    >>> KHop(hops=4, asked_from=3).sample(6, seed=0).inputs[:, 0].tolist()  # 6 is the token for no hops
+    [10, 10, 9, 9, 10, 10]
 
     Args:
         n: length of a sequence, including the first token.
         letters: size of the alphabet.
         hops: the largest hop count.
         repeats: whether a letter may equal the one before it.
+        asked_from: the smallest hop count in training batches.
+        asked_to: the largest one there; None is `hops`.
     """
 
     n: int = 100
     letters: int = 4
     hops: int = 4
     repeats: bool = False
+    asked_from: int = 0
+    asked_to: int | None = None
 
     def __post_init__(self) -> None:
         self._whole("n", 2, "pass n=100: one hop count and 99 letters")
         self._whole("letters", 1 if self.repeats else 2, "pass letters=4")
         self._whole("hops", 0, "pass hops=1 for induction heads")
+        for name in ("asked_from", "asked_to"):
+            if getattr(self, name) is not None:
+                self._whole(name, 0, f"pass {name}={self.hops} to ask for {self.hops} hops")
+        if not self.asked_from <= self._most_asked <= self.hops:
+            given = f"{self.asked_from} to {self._most_asked}"
+            raise InputError("hops asked for in training", given=given, expected=f"a range within 0 to {self.hops}")
 
     @property
     def input_vocab(self) -> int:
@@ -159,7 +172,7 @@ class KHop(Task):
 
     def _draw(self, rows: int, rng: np.random.Generator) -> NDArray[np.int64]:
         x = np.empty((rows, self.n), dtype=np.int64)
-        x[:, 0] = self.special["zero_hops"] + rng.integers(self.hops + 1, size=rows)
+        x[:, 0] = self.special["zero_hops"] + rng.integers(self.asked_from, self._most_asked + 1, size=rows)
         if self.repeats:
             x[:, 1:] = _FIRST_LETTER + rng.integers(self.letters, size=(rows, self.n - 1))
             return x
@@ -171,6 +184,10 @@ class KHop(Task):
 
     def _fingerprint(self, x: NDArray[np.int64]) -> NDArray[np.uint64]:
         return fingerprint(x[:, 1:], ordered=True)
+
+    @property
+    def _most_asked(self) -> int:
+        return self.hops if self.asked_to is None else self.asked_to
 
     def _hop_token(self, hops: int) -> int:
         if require_count("hops", hops, least=0, most=LARGEST_COUNT, hint=f"pass hops={self.hops}") > self.hops:
