@@ -1,6 +1,8 @@
 """Commands on real text, with models that come with the library; the text is Python's own, so nothing is downloaded."""
 
+import importlib
 import json
+import re
 
 import pytest
 
@@ -63,6 +65,19 @@ def test_text_is_streamed_and_is_the_same_for_the_same_seed(command):
     assert told["text"] == out.removesuffix("\n")
     assert told["seconds"] > 0
     assert command("generate", "--prompt", "def ", "--n", 40, "--seed", 2)[1] != out
+
+
+def test_in_a_terminal_each_line_has_a_margin_with_the_speed(command, monkeypatch):
+    module = importlib.import_module("annattn.cli.generate")
+    monkeypatch.setattr(module, "shows_progress", lambda console: True)
+    code, out, _ = command("generate", "--prompt", "a = 1\nb", "--n", 60, "--seed", 1, "--temperature", 1)
+    assert code == 0
+    margins = re.findall(r"\x1b\[2m *([\d,]+) +(?:[\d,]+/s)? │\x1b\[0m ", out)
+    assert margins[:2] == ["0", "0"]
+    assert len(margins) == out.count("\n")
+    monkeypatch.undo()
+    plain = command("generate", "--prompt", "a = 1\nb", "--n", 60, "--seed", 1, "--temperature", 1)[1]
+    assert re.sub(r"\x1b\[2m.*?│\x1b\[0m ", "", out) == plain
 
 
 def test_generation_repeats_what_the_prompt_had_beyond_the_window(command):

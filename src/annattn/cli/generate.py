@@ -4,7 +4,7 @@ import sys
 import time
 
 from annattn.checks import require_count, require_number
-from annattn.cli.terminal import Integer, JsonFlag, print_json, stderr_console
+from annattn.cli.terminal import Integer, JsonFlag, print_json, shows_progress, stderr_console, stdout_console
 
 __all__ = ["generate"]
 
@@ -20,7 +20,8 @@ def generate(
 ) -> None:
     """Stream text from a model that comes with the library; a byte costs the same, however many came before.
 
-    The model is small, and what it writes is only like its corpus. Bytes per second go to standard error at the end.
+    The model is small, and what it writes is only like its corpus. In a terminal, the margin of each line says how many
+    bytes came before it, and at how many per second the line before it came. The total goes to standard error.
 
     Example: annattn generate --model code --prompt "def " --n 1000
 
@@ -38,14 +39,15 @@ def generate(
     n = require_count("--n", n)
     require_number("--temperature", temperature, "a number of at least 0", low=0)
     chosen = text_model(model)
+    margin = _Margin(shows_progress(stdout_console()))
     started, written = time.perf_counter(), bytearray()
-    if not as_json:
-        sys.stdout.write(prompt)
     for byte, shown in stream(chosen, prompt.encode(), n, temperature=temperature, seed=seed):
-        written.append(byte)
         if not as_json:
-            sys.stdout.write(shown)
+            if not written:  # only now: loading kernels may have had something to say
+                sys.stdout.write(margin.after(0) + prompt.replace("\n", "\n" + margin.after(0)))
+            sys.stdout.write(shown.replace("\n", "\n" + margin.after(len(written) + 1)) if "\n" in shown else shown)
             sys.stdout.flush()
+        written.append(byte)
     seconds = time.perf_counter() - started
     if as_json:
         text = (prompt.encode() + bytes(written)).decode("utf-8", "replace")
@@ -53,3 +55,18 @@ def generate(
         return
     sys.stdout.write("\n")
     stderr_console().print(f"{n:,} bytes, {n / seconds:,.0f} per second", markup=False)
+
+
+class _Margin:
+    """What stands at the left of each line in a terminal: bytes so far, and the speed of the line before."""
+
+    def __init__(self, shown: bool) -> None:
+        self.shown, self.bytes, self.time = shown, 0, time.perf_counter()
+
+    def after(self, count: int) -> str:
+        if not self.shown:
+            return ""
+        now, written = time.perf_counter(), count - self.bytes
+        speed = f"{written / (now - self.time):,.0f}/s" if written else ""
+        self.bytes, self.time = count, now
+        return f"\x1b[2m{count:>9,} {speed:>8} │\x1b[0m "
