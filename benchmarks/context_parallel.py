@@ -11,6 +11,7 @@ import multiprocessing
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from torch import Tensor
 
 import annattn as aa
 from annattn import distributed
-from annattn.measure import peak_memory
+from annattn.files import write_json
+from annattn.measure import describe_machine, peak_memory
 
 __all__ = ["main", "ring_bytes"]
 
@@ -155,6 +157,9 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=64, help="of the one head, float32")
     parser.add_argument("--tokens", type=int, default=2**22)
     parser.add_argument("--largest", type=int, default=20, help="log2 of the tokens per rank")
+    parser.add_argument(
+        "--out", type=Path, help="folder for scale.json, which `annattn report --scale` reads; for bytes"
+    )
     options = parser.parse_args()
     lengths = [2**power for power in range(14, options.largest + 1, 2)]
     if options.what == "long":
@@ -164,6 +169,14 @@ def main() -> None:
         for row in (row for rank in found for row in rank):
             assert row["sent"] == row["predicted"]
             assert row.get("ring") in (None, ring_bytes(row["n"], options.ranks, options.dim))
+    if options.out is not None and options.what == "bytes":
+        most = [
+            {"tokens": n, "sent": max(rank[at]["sent"] for rank in found), "ring": found[0][at]["ring"]}
+            for at, n in enumerate(lengths)
+        ]
+        settings = {"ranks": options.ranks, "dim": options.dim, "tables": TABLES, "hashes": HASHES}
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_json({"machine": describe_machine(), **settings, "rows": most}, options.out / "scale.json")
     sys.stdout.write(json.dumps(found, indent=1) + "\n")
 
 

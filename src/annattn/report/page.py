@@ -10,6 +10,7 @@ from typing import Any
 from annattn.drawing import Axis, Line, chart
 from annattn.errors import InputError
 from annattn.measure import LABELS
+from annattn.report.benchmarks import scale_chart
 from annattn.report.comparison import error_text, frontier_chart
 
 __all__ = ["headlines", "page", "percent", "power", "seconds", "times"]
@@ -35,6 +36,7 @@ def page(results: Mapping[str, Any]) -> str:
     )
     environment.filters |= {"percent": percent, "seconds": seconds, "times": times, "power": power, "right": _right}
     environment.filters["error_text"] = error_text
+    environment.filters["log2"] = math.log2
     environment.filters["count"] = "{:,}".format
     try:
         return environment.get_template("page.html").render(
@@ -44,6 +46,7 @@ def page(results: Mapping[str, Any]) -> str:
             speed_charts=[_speed_chart(results["speed"], width) for width in (760, 345)] if "speed" in results else [],
             error_charts=_error_charts(results["models"]) if "models" in results else [],
             frontier_charts=_frontier_charts(results.get("comparison")),
+            scale_charts=[scale_chart(results["scale"], width=w) for w in (760, 345)] if "scale" in results else [],
             data=_for_script(results),
             css=(_FOLDER / "page.css").read_text(encoding="utf-8"),
             js=(_FOLDER / "page.js").read_text(encoding="utf-8"),
