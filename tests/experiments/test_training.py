@@ -1,6 +1,7 @@
 """Runs repeat, resume bit for bit, and refuse what they cannot continue."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from annattn.errors import InputError
 from annattn.experiments import RECIPES, Recipe, Stage, measure, read_recipe, train, write_recipe
-from annattn.nn import AnnaConfig, SampledCollisionConfig, SoftmaxConfig, TransformerConfig, load_model
+from annattn.nn import AnnaConfig, SampledCollisionConfig, SoftmaxConfig, Transformer, TransformerConfig, load_model
 from annattn.tasks import KHop
 
 SAMPLED = SampledCollisionConfig("hyperplane", tables=4, hashes=3)
@@ -182,6 +183,39 @@ def test_stages_follow_each_other_and_noise_rises():
         TINY.attention_at(20)
 
 
+def test_a_stage_can_train_the_first_layers_alone(tmp_path):
+    two = replace(TINY.model, attention=(TINY.model.attention[0],) * 2, rotary=(), recency=())
+    recipe = replace(TINY, model=two, stages=(Stage(6, (SAMPLED,)), Stage(4, (SAMPLED,) * 2)))
+    before = Transformer(two, seed=3)
+    train(recipe, seed=3, folder=tmp_path, stop_at=6)
+    state = load_file(tmp_path / "state.safetensors")
+    moved = {name for name, weight in before.named_parameters() if not torch.equal(weight, state[f"model.{name}"])}
+    assert moved
+    assert not any(name.startswith("blocks.1.") for name in moved)
+    after = train(recipe, seed=3, folder=tmp_path)
+    assert same(after, train(recipe, seed=3))
+    assert not torch.equal(after.state_dict()["blocks.1.out.weight"], before.state_dict()["blocks.1.out.weight"])
+
+
+def test_the_rate_falls_from_the_step_on_that_the_recipe_names(monkeypatch):
+    def rates(recipe):
+        seen = []
+        step = torch.optim.Adam.step
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                torch.optim.Adam, "step", lambda self: seen.append(self.param_groups[0]["lr"]) or step(self)
+            )
+            train(recipe, seed=0)
+        return [rate / recipe.rate for rate in seen]
+
+    late = rates(replace(TINY, decay_from=12, warmup=1))
+    assert late[:13] == pytest.approx([1.0] * 13)
+    assert late[12:] == pytest.approx([0.05 + 0.95 * (1 + math.cos(math.pi * k / 8)) / 2 for k in range(8)])
+    assert replace(TINY, decay_from=12).shortened(0.5).decay_from == 6
+    with pytest.raises(InputError, match="decay_from: got 20"):
+        replace(TINY, decay_from=20)
+
+
 def test_a_stage_can_change_the_task(monkeypatch):
     seen = []
     drawn = KHop.sample
@@ -207,6 +241,8 @@ def test_recipes_survive_json():
 def test_impossible_recipes_are_refused():
     with pytest.raises(InputError, match="task"):
         replace(TINY, task="match3")
+    with pytest.raises(InputError, match="stage: got 0 mechanisms"):
+        replace(TINY, stages=(Stage(1, ()),))
     with pytest.raises(InputError, match="one per layer"):
         replace(TINY, stages=(Stage(1, (SAMPLED, SAMPLED)),))
     with pytest.raises(InputError, match="stages"):

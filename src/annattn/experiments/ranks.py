@@ -193,7 +193,11 @@ class _Step(nn.Module):
         self.model = model
 
     def forward(self, inputs: Tensor, attention: Any, drawn: int) -> Tensor:
-        return self.model.with_attention(*attention).draw(drawn)(inputs)
+        model = self.model.first_layers(len(attention))
+        logits = model.with_attention(*attention).draw(drawn)(inputs)
+        left_out = [weight for block in list(self.model.blocks)[len(attention) :] for weight in block.parameters()]
+        # A gradient of zero for them: DDP waits for every weight's, and the optimiser's state has one for each.
+        return logits + 0 * sum(weight.sum() for weight in left_out) if left_out else logits
 
 
 def _add_in_order(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # pyright: ignore[reportPrivateImportUsage]

@@ -15,7 +15,7 @@ __all__ = ["Recipe", "Stage", "check_vocabularies", "read_recipe", "write_recipe
 
 @dataclass(frozen=True)
 class Stage:
-    """Some training steps with one mechanism per layer.
+    """Some training steps with one mechanism per layer, or with the first layers alone if there are fewer mechanisms.
 
     In mechanisms that have a noise, it moves from the first number of `noise` to the second. `n`, if given, is the
     length of the sequences in this stage; `task_options` replace the recipe's where both have them.
@@ -48,7 +48,8 @@ class Recipe:
     - task: a name in `annattn.tasks.TASKS`; task_options: its parameters.
     - model: its sizes; `attention` is what the finished model runs with.
     - stages: run one after the other, with fresh hash functions in every step.
-    - rate: the largest learning rate, reached after `warmup` steps; then a cosine takes it to a twentieth.
+    - rate: the largest learning rate, reached after `warmup` steps; from step `decay_from` on, a cosine takes it to a
+      twentieth.
     - dataset: None draws fresh data in every step; a number draws that many sequences once, as in the paper's Match2.
 
     >>> from annattn.experiments import RECIPES
@@ -64,6 +65,7 @@ class Recipe:
     rate: float = 1e-3
     warmup: int = 100
     decay: bool = True
+    decay_from: int = 0
     clip: float | None = 1.0
     dataset: int | None = None
 
@@ -82,12 +84,12 @@ class Recipe:
             check_vocabularies(self.model, self.make_task(stage))
             if len(stage.noise) != 2:
                 raise InputError("noise of a stage", given=stage.noise, expected="its first and its last number")
-            if len(stage.attention) != self.model.layers:
-                raise InputError(
-                    "stage", given=f"{len(stage.attention)} mechanisms", expected=f"{self.model.layers}, one per layer"
-                )
+            if not 1 <= len(stage.attention) <= self.model.layers:
+                given, most = f"{len(stage.attention)} mechanisms", self.model.layers
+                raise InputError("stage", given=given, expected=f"one per layer, of which there are {most}, or fewer")
         if self.steps < 1:
             raise InputError("stages", given="no steps", expected="at least one")
+        require_count("decay_from", self.decay_from, least=0, most=self.steps - 1, hint="pass 0 to begin at once")
 
     @property
     def steps(self) -> int:
@@ -128,7 +130,8 @@ class Recipe:
         if not 0 < share < math.inf:
             raise InputError("share", given=share, expected="a number above 0", hint="1 runs every step")
         stages = tuple(replace(stage, steps=max(1, round(share * stage.steps))) for stage in self.stages)
-        return replace(self, stages=stages, warmup=max(1, round(share * self.warmup)))
+        warmup, decay_from = max(1, round(share * self.warmup)), round(share * self.decay_from)
+        return replace(self, stages=stages, warmup=warmup, decay_from=min(decay_from, sum(s.steps for s in stages) - 1))
 
 
 def check_vocabularies(model: TransformerConfig, task: Task) -> None:

@@ -78,7 +78,7 @@ def _induction_paper(beta: float) -> Recipe:
 
 def _induction_direct(*, latest: bool = False, one_head: bool = False) -> Recipe:
     tables = (32, 4)
-    task = _INDUCTION | ({"asked_from": 1} if one_head else {})
+    task: dict[str, Any] = _INDUCTION | ({"asked_from": 1} if one_head else {})
     last = SampledLatestConfig if latest else SampledCollisionConfig
 
     def sampled(first: int, second: type[SampledCollisionConfig | SampledLatestConfig]) -> tuple[AttentionConfig, ...]:

@@ -256,6 +256,22 @@ class Transformer(nn.Module):
         )
         return other
 
+    def first_layers(self, count: int) -> "Transformer":
+        """The same weights, shared, without the layers after the first `count`: the read-out follows on those.
+
+        >>> model = Transformer(TransformerConfig(10, 2, length=32, attention=(SoftmaxConfig(),) * 3))
+        >>> model.first_layers(2).config.layers
+        2
+        """
+        count = require_count("count", count, most=self.config.layers)
+        config = self.config
+        other = _shared(self)
+        other.config = replace(
+            config, attention=config.attention[:count], rotary=config.rotary[:count], recency=config.recency[:count]
+        )
+        other.blocks = nn.ModuleList(list(other.blocks)[:count])
+        return other
+
     def draw(self, seed: int) -> "Transformer":
         """Draw new hash functions in every layer, in place; mechanisms without any stay as they are."""
         for block in self._blocks:
