@@ -345,6 +345,24 @@ def test_a_mechanism_with_parameters_keeps_them_under_its_own_description():
     assert dict(other.named_parameters())[name].shape == (3, 8)
 
 
+def test_a_pooled_model_reads_rows_of_about_the_same_length_together():
+    config = TransformerConfig(
+        11, 3, 9, 16, 2, (SoftmaxConfig(),), is_causal=False, pooled=True, padding=0, positions="prime"
+    )
+    model, lengths = Transformer(config), [9, 2, 7, 1, 0, 3, 9, 5, 2, 8, 1]
+    rows = torch.zeros(len(lengths), 9, dtype=torch.int64)
+    for row, n in zip(rows, lengths, strict=True):
+        row[:n] = torch.randint(1, 11, (n,))
+    together = model(rows)
+    assert together.shape == (11, 9, 3)
+    seen = []
+    model.blocks[0].register_forward_pre_hook(lambda block, inputs: seen.append(inputs[0].shape[1]))
+    torch.testing.assert_close(model(rows), together, rtol=0, atol=0)
+    assert seen == [2, 7, 9]  # of the lengths 0 1 1 2, 2 3 5 7 and 8 9 9, four at a time
+    for row, n, logits in zip(rows, lengths, together, strict=True):
+        torch.testing.assert_close(model(row[None, : max(n, 1)])[0, 0], logits[0], rtol=1e-5, atol=1e-6)
+
+
 def test_a_pooled_model_gives_padded_sequences_the_logits_they_have_alone():
     config = TransformerConfig(
         11, 3, 9, 16, 2, (SoftmaxConfig(),) * 2, is_causal=False, mlp=24, pooled=True, padding=0, positions="prime"

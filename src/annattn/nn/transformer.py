@@ -22,6 +22,7 @@ __all__ = ["Transformer", "TransformerConfig", "apply_rotary", "prime_positions"
 
 _M = TypeVar("_M", bound=nn.Module)
 _LARGEST = 2**24  # of any size: products of two stay far inside 64 bits
+_ALIKE = 4  # rows of a pooled model that are read together
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,10 @@ class Transformer(nn.Module):
             real = tokens != self.config.padding
             key_mask = real if key_mask is None else key_mask & real
             if self.config.pooled:  # columns at the end that are padding in every row change nothing
-                longest = int(real.any(0).nonzero().max()) + 1 if real.any() else 1
+                ends = (real * torch.arange(1, length + 1, device=real.device)).amax(1)
+                if len(tokens) > _ALIKE and int(ends.min()) < int(ends.max()):
+                    return self._by_length(tokens, key_mask, ends, first_position)
+                longest = max(1, int(ends.max())) if len(tokens) else 1
                 tokens, key_mask = tokens[:, :longest], key_mask[:, :longest]
         n = tokens.shape[1]
         positions = torch.arange(first_position, first_position + n, device=tokens.device)
@@ -207,6 +211,15 @@ class Transformer(nn.Module):
             mean = (counted[:, None] @ x) / counted.sum(1).clamp(min=1)[:, None, None]
             return self.head(mean).expand(-1, length, -1)
         return self.head(x)
+
+    def _by_length(self, tokens: Tensor, key_mask: Tensor, ends: Tensor, first_position: int) -> Tensor:
+        """A few rows of about the same length at a time, so that short ones do not cost what the longest does."""
+        order = ends.argsort(stable=True)
+        parts = [
+            self.forward(tokens[rows], first_position=first_position, key_mask=key_mask[rows])
+            for rows in order.split(_ALIKE)
+        ]
+        return torch.cat(parts)[order.argsort()]
 
     def caches(self, batch: int = 1) -> list[LayerCache]:
         """An empty cache per layer, to decode with `forward(tokens, first_position=..., caches=...)`."""
