@@ -55,7 +55,9 @@ def test_the_band_equals_softmax_under_a_band_mask(path, n, m, window, is_causal
 
 
 @by_path
-@pytest.mark.parametrize(("n", "m", "window"), [(150, 150, 20), (70, 100, 90), (100, 70, 9), (5, 5, 1)])
+@pytest.mark.parametrize(
+    ("n", "m", "window"), [(150, 150, 20), (70, 100, 90), (100, 70, 9), (5, 5, 1), (260, 260, 200)]
+)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("with_documents", [False, True])
 def test_gradients_of_both_results_are_those_of_all_pairs(path, n, m, window, is_causal, with_documents):

@@ -279,7 +279,7 @@ def test_a_cache_of_another_configuration_is_refused_by_the_layers_name():
     model, inputs = convert(tiny_llama(), ANNA), padded()
     cache = AnnaCache(model.config)
     convert(model, AnnaConfig(tables=5, hashes=3))
-    with pytest.raises(InputError, match=r"cache of layer 0 .*tables=4.*tables=5"):
+    with pytest.raises(InputError, match=r"cache of layer 0: .*tables=4.*tables=5"):
         model(**inputs, past_key_values=cache)
     with pytest.raises(InputError, match="AnnaCache or a DynamicCache"):
         model(**inputs, past_key_values=StaticCache(model.config, max_cache_len=32))
@@ -358,8 +358,12 @@ def test_packed_sequences_are_refused_by_the_layers_name_where_they_have_no_form
 def test_layers_that_keep_softmax_keep_packed_sequences_apart():
     model = tiny_llama()
     tokens, positions = torch.randint(3, 50, (1, 6)), torch.tensor([[0, 1, 2, 0, 1, 2]])
-    expected = model(tokens, position_ids=positions, use_cache=False).logits
-    torch.testing.assert_close(convert(model)(tokens, position_ids=positions, use_cache=False).logits, expected)
+    expected = model(tokens, position_ids=positions, use_cache=False, output_hidden_states=True).hidden_states[1]
+    convert(model, AnnaConfig(tables=1, hashes=1), layers=[2])
+    first = model.model.layers[0].self_attn._annattn_bound[2]
+    assert first.attend is None
+    hidden = model(tokens, position_ids=positions, use_cache=False, output_hidden_states=True).hidden_states[1]
+    torch.testing.assert_close(hidden, expected)
 
 
 def test_sliding_windows_are_refused():

@@ -228,3 +228,41 @@ def test_a_cache_of_another_configuration_is_refused_and_keeps_nothing(other):
     with pytest.raises(InputError, match=r"cache: .*one of this module"):
         layer(rows(), cache=cache)
     assert cache.tokens == 0
+
+
+def test_hash_functions_drawn_anew_in_the_middle_of_decoding_are_refused_and_the_old_ones_go_on():
+    layer, x = module().eval(), rows()
+    cache, whole = layer.new_cache(batch=2), layer(x)
+    first = layer(x[:, :20], cache=cache)
+    layer.redraw(5)
+    with pytest.raises(InputError, match=r"cache: .*seed=0.*one of this module.*seed=5"):
+        layer(x[:, 20:], cache=cache)
+    layer.redraw(0)
+    torch.testing.assert_close(torch.cat([first, layer(x[:, 20:], cache=cache)], 1), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_a_cache_while_training_is_refused():
+    layer, x = module(), rows()
+    cache = layer.new_cache(batch=2)
+    with pytest.raises(InputError, match=r"cache: got one while training.*eval\(\)"):
+        layer(x, cache=cache)
+    assert cache.tokens == 0
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x, cache=cache), layer(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_state_of_other_tables_is_refused_and_the_hash_functions_stay():
+    layer, x = module().eval(), rows()
+    expected = layer.hasher(layer.key(x).unflatten(-1, (2, 4)).transpose(1, 2))
+    with pytest.raises(RuntimeError, match="size mismatch for hash_functions_0"):
+        layer.load_state_dict(module(seed=7, tables=5).state_dict())
+    assert layer.seed == int(layer.get_buffer("hash_seed")) == 0
+    assert torch.equal(layer.hasher(layer.key(x).unflatten(-1, (2, 4)).transpose(1, 2)), expected)
+    assert layer.hasher == module().hasher
+
+
+def test_a_state_with_the_seed_alone_draws_the_hash_functions():
+    kept = {name: x for name, x in module(seed=7).state_dict().items() if "hash_functions" not in name}
+    layer = module().eval()
+    layer.load_state_dict(kept, strict=False)
+    assert torch.equal(layer(rows()), module(seed=7).eval()(rows()))

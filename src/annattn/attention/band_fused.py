@@ -13,7 +13,8 @@ from annattn.kernels import in_own_dtypes
 __all__ = ["FusedBand", "fused_runs"]
 
 _BLOCK = 32  # queries per block: a larger block looks at more keys outside of the band
-_BLOCK_BACK = 64  # in the backward pass, whose five products per block are worth larger matrices
+_BLOCK_BACK, _WIDE_BLOCK_BACK = 64, 128  # in the backward pass, whose five products are worth larger matrices
+_WIDE = 192  # the window from which the second pays
 _SCORES = 2**20  # computed at a time, so that they stay near the processor
 
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -90,7 +91,8 @@ class FusedBand(torch.autograd.Function):
         g, h = grads
         g = torch.zeros_like(out) if g is None else g
         push = -(g * out).sum(-1) if h is None else h - (g * out).sum(-1)
-        blocks, (batch, heads, n, _) = ctx.band.cut(_BLOCK_BACK), query.shape
+        block = _WIDE_BLOCK_BACK if ctx.band.window + ctx.band.ahead >= _WIDE else _BLOCK_BACK
+        blocks, (batch, heads, n, _) = ctx.band.cut(block), query.shape
         share, key_heads = heads // key.shape[1], key.shape[1]
         seen = blocks.seen(ctx.key_mask, ctx.documents, query.device)
 
@@ -98,7 +100,7 @@ class FusedBand(torch.autograd.Function):
             x = blocks.of_queries(x.flatten(0, 1)).unflatten(0, (-1, share))
             return x.transpose(1, 2).flatten(2, 3)
 
-        queries, g, push = rows(query), rows(g), rows(push[..., None])
+        queries, g, push = rows(query * ctx.scale), rows(g), rows(push[..., None])
         level = rows(level.masked_fill(level == -torch.inf, 0)[..., None])
         keys, values = (blocks.of_keys(x.flatten(0, 1)) for x in (key, value))
         shift = query.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
@@ -106,14 +108,15 @@ class FusedBand(torch.autograd.Function):
         step = max(1, _SCORES // (batch * heads * blocks.block * blocks.span))
         for start in range(0, blocks.count, step):
             at = slice(start, start + step)
-            q, k, v, up = (x[:, at] for x in (queries, keys, values, g))
-            scores = torch.matmul(q * ctx.scale, k.mT).sub_(level[:, at])
+            # Copied once here, and not by each product that needs them side by side.
+            q, k, v, up = (x[:, at].contiguous() for x in (queries, keys, values, g))
+            scores = torch.matmul(q, k.mT).sub_(level[:, at])
             as_masked = scores.view(batch, key_heads, -1, share, *shift.shape[2:])
             as_masked += shift[:, None, at, None]
             weights = scores.exp_()
-            slope = weights * (torch.matmul(up, v.mT).add_(push[:, at])) * ctx.scale
+            slope = torch.matmul(up, v.mT).add_(push[:, at]).mul_(weights)
             found.append((torch.matmul(slope, k), torch.matmul(slope.mT, q), torch.matmul(weights.mT, up)))
         of_query, of_key, of_value = (torch.cat(each, 1) for each in zip(*found, strict=True))
-        of_query = of_query.unflatten(2, (share, -1)).transpose(1, 2).flatten(2, 3)[:, :, :n].reshape(query.shape)
+        of_query = (of_query * ctx.scale).unflatten(2, (share, -1)).transpose(1, 2).flatten(2, 3)[:, :, :n]
         of_key, of_value = (blocks.sum_of_keys(x).view_as(like) for x, like in ((of_key, key), (of_value, value)))
-        return of_query, of_key, of_value, None, None, None, None
+        return of_query.reshape(query.shape), of_key, of_value, None, None, None, None

@@ -134,11 +134,13 @@ class BucketState:
     @torch.no_grad()
     def fill(self, key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> None:
         """Put keys and values (batch, heads, n, dim) into their buckets; masked ones leave no trace."""
+        self._require_shapes(None, key, value, key_mask)
         self._tables.add(self._codes(key, create=True, kept=key_mask), value.detach(), key_mask)
 
     @torch.no_grad()
     def read(self, query: Tensor) -> Reading:
         """What queries (batch, a multiple of the heads, n, dim) find among all keys put in so far."""
+        self._require_shapes(query, None, None, None)
         return Reading(*self._tables.read(self._codes(query)))
 
     @_in_memory
@@ -147,6 +149,7 @@ class BucketState:
         self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """`scan`, with the mean in `dtype` and the count of what each query found; one kernel where there is one."""
+        self._require_shapes(query, key, value, key_mask)
         if key.shape[2] == 1 and self._names is None:
             found = self._tables.decode(self.hasher, query, key, value, key_mask, dtype)
             if found is not None:
@@ -158,6 +161,7 @@ class BucketState:
     @torch.no_grad()
     def scan(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None = None) -> Reading:
         """Continue a causal scan from here: each query finds all keys put in before, and the new ones up to its own."""
+        self._require_shapes(query, key, value, key_mask)
         if key.shape[2] == 1:
             if self._few_rows is None or key.device != self.hasher.device:
                 key_codes, query_codes = self._codes(key, create=True, kept=key_mask), self._codes(query)
@@ -185,6 +189,25 @@ class BucketState:
         unknown = unknown | nan_targets(query_codes, key_codes, Order.CAUSAL)
         self.fill(key, value, key_mask)
         return Reading(more + total, met + count, unknown)
+
+    def _require_shapes(
+        self, query: Tensor | None, key: Tensor | None, value: Tensor | None, key_mask: Tensor | None
+    ) -> None:
+        """Raise InputError unless these are rows of this state: a kernel would write beside its tables."""
+        batch, heads, dim = self.batch, self.heads, self.hasher.dim
+        fits = query is None or (query.shape[::3] == (batch, dim) and not query.shape[1] % heads)
+        if key is not None and value is not None:
+            n = key.shape[2]
+            fits = fits and key.shape == (batch, heads, n, dim) and value.shape == (batch, heads, n, self.value_dim)
+            fits = fits and (query is None or query.shape[2] == n)
+            fits = fits and (key_mask is None or key_mask.shape == (batch, n))
+        if not fits:
+            named = {"query": query, "key": key, "value": value, "key_mask": key_mask}
+            raise InputError(
+                "rows of a state",
+                given=", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items() if x is not None),
+                expected=f"batch {batch}, {heads} key heads, keys {dim} and values {self.value_dim} wide",
+            )
 
     def _codes(self, rows: Tensor, *, create: bool = False, kept: Tensor | None = None) -> Tensor:
         """Codes that mean the same in every call."""

@@ -50,7 +50,7 @@ def window_attention(
     query: Queries, key: Keys, value: Values, hasher: Hasher, *,
     window: int,
     is_causal: bool = False, key_mask: KeyMask | None = None,
-    documents: Packing | None = None, combine: Combine = "gate",
+    documents: Packing | None = None, combine: Combine = "joined",
     gate: Float[Tensor, " heads"] | float = 0.0, scale: float | None = None, shift: int = 0, form: Form = "hashed",
     noise: float = 1.0, gradient: Gradient = "linear", near: tuple[Tensor, Tensor] | None = None, **torch_only: Any,
 ) -> Outputs:  # fmt: skip
@@ -69,8 +69,8 @@ def window_attention(
         is_causal: query i sees the keys up to its own position, the last query aligned with the last key.
         key_mask: True where a key takes part.
         documents: boundaries of the documents packed into the sequence, or a number per token, as for `anna_attention`.
-        combine: "gate" weighs the two outputs by σ(gate) and 1 - σ(gate). "joined" puts their weights into one
-            normalisation: e^(gate + scale·q·k) for a near key, c_ij/ℓ for a far one that shares c_ij of ℓ buckets.
+        combine: "joined" puts the weights of both parts into one normalisation: e^(gate + scale·q·k) for a near key,
+            c_ij/ℓ for a far one that shares c_ij of ℓ buckets. "gate" weighs their outputs by σ(gate) and 1 - σ(gate).
         gate: a number for all heads, or one per head; it may be trained.
         scale: of the near part's scores, 1/√dim unless given.
         shift: 0, or s: a query that meets the key of a far token reads the value of the token s places later. With 1 a
@@ -242,20 +242,20 @@ def window_weights(
     *,
     hasher: Hasher,
     window: int,
-    combine: str = "gate",
+    combine: str = "joined",
     gate: float = 0.0,
     scale: float | None = None,
     shift: int = 0,
 ) -> Tensor:
-    """e^(scale·q·k) on near keys, c_ij/ℓ on far ones, normalised apart and weighed by the gate, or together.
+    """e^(gate + scale·q·k) on near keys, c_ij/ℓ on far ones, normalised together, or apart and weighed by the gate.
 
     >>> import annattn as aa
     >>> hasher = aa.lsh.Hyperplane(1).sample(tables=2, hashes=1)
     >>> x = torch.ones(3, 1)
     >>> window_weights(x, x, reference.visible(3, 3, is_causal=True), hasher=hasher, window=1)
     tensor([[1.0000, 0.0000, 0.0000],
-            [0.5000, 0.5000, 0.0000],
-            [0.2500, 0.2500, 0.5000]], dtype=torch.float64)
+            [0.2689, 0.7311, 0.0000],
+            [0.2119, 0.2119, 0.5761]], dtype=torch.float64)
     """
     n, m = len(query), len(key)
     scale = 1 / math.sqrt(query.shape[1]) if scale is None else scale
@@ -278,12 +278,12 @@ def window_weights(
 class WindowConfig(TrainableConfig):
     """`window_attention` with one gate for all heads; `nn.AnnaAttention` learns one per head.
 
-    >>> WindowConfig(window=64, combine="joined").window
-    64
+    >>> WindowConfig(window=64).combine
+    'joined'
     """
 
     window: int = 32
-    combine: Combine = "gate"
+    combine: Combine = "joined"
     gate: float = 0.0
     shift: int = 0
 

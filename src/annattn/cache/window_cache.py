@@ -35,7 +35,7 @@ class WindowCache:
 
     def __init__(
         self, hasher: Hasher, *,
-        window: int, value_dim: int, batch: int = 1, heads: int = 1, combine: Combine = "gate",
+        window: int, value_dim: int, batch: int = 1, heads: int = 1, combine: Combine = "joined",
         scale: float | None = None, shift: int = 0, history: int = 32,
     ) -> None:  # fmt: skip
         self.window, self.shift = check_window(window, combine, scale, shift, is_causal=True)

@@ -43,7 +43,7 @@ _CALLING = "window_attention"
 def window_attention(
     query: Queries, key: Keys, value: Values, hasher: Hasher, *,
     window: int, group: dist.ProcessGroup | None = None, is_causal: bool = False,
-    key_mask: KeyMask | None = None, documents: Packing | None = None, combine: Combine = "gate",
+    key_mask: KeyMask | None = None, documents: Packing | None = None, combine: Combine = "joined",
     gate: Float[Tensor, " heads"] | float = 0.0, scale: float | None = None, shift: int = 0,
     gradient: Gradient = "linear", near: tuple[Tensor, Tensor] | None = None, way: Way = "auto",
     patience: float = PATIENCE,

@@ -229,6 +229,13 @@ class AnnaAttention(nn.Module):
             if documents is not None:
                 raise InputError("documents", given="boundaries and a cache", expected="one of them")
             self._check_cache(cache)
+            if self.training and torch.is_grad_enabled():
+                raise InputError(
+                    "cache",
+                    given="one while training",
+                    expected="none: it keeps nothing that a gradient could be taken of",
+                    hint="call eval(), or use torch.no_grad()",
+                )
             return cache.step(query, key, value, key_mask=key_mask, near=near, gate=gate)
         return window_attention(
             query, key, value, self.hasher, window=self.window, is_causal=self.is_causal, key_mask=key_mask,
@@ -316,10 +323,20 @@ class AnnaAttention(nn.Module):
         self._bind()
         return self
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        given = [state_dict.get(prefix + name) for name in self._names]
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         seed = self.get_buffer("hash_seed")
-        self.seed = self.seed if seed.is_meta else int(seed)
+        if not seed.is_meta:
+            fit = all(
+                x is None or x.shape == self.get_buffer(name).shape for name, x in zip(self._names, given, strict=True)
+            )
+            if not fit:
+                with torch.no_grad():
+                    seed.fill_(self.seed)  # torch reports the shapes; the functions stay, and so does their seed
+            elif int(seed) != self.seed and all(x is None for x in given):
+                self.redraw(int(seed))
+            self.seed = int(seed)
         self._bind()
 
 

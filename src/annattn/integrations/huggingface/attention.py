@@ -9,13 +9,14 @@ from transformers.masking_utils import (
     AttentionMaskInterface,
     bidirectional_mask_function,
     causal_mask_function,
+    find_packed_sequence_indices,
     packed_sequence_mask_function,
 )
 
 from annattn.attention import AnnaConfig, AttentionConfig, CollisionSoftmaxConfig, WindowConfig
 from annattn.errors import InputError
 from annattn.integrations.huggingface.bound import BoundLayer, bound_layer, layer_name
-from annattn.integrations.huggingface.masks import read_mask
+from annattn.integrations.huggingface.masks import KeyMask, read_mask
 
 __all__ = ["IMPLEMENTATIONS", "attend", "key_mask", "register"]
 
@@ -69,15 +70,47 @@ def attend(
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     _check(module, layer, dropout, causal, options)
     mask = read_mask(attention_mask, layer_name(module))
+    if mask == KeyMask():
+        mask = _packed(query, key, options.get("position_ids"), layer_name(module))
     stored = getattr(key, "annattn_layer", None)
     if scaling is not None:
         # Mechanisms that see lengths divide by √dim; those that see angles do not care.
         query = query * (scaling * query.shape[-1] ** 0.5)
     if stored is not None:
-        out = stored.attend(layer, query, key, value, mask.key_mask, layer_name(module))
+        if not causal:
+            raise InputError(
+                f"cache of {layer_name(module)}",
+                given="an AnnaCache for cross attention",
+                expected="EncoderDecoderCache(AnnaCache(model.config), DynamicCache())",
+            )
+        if module.training and torch.is_grad_enabled():
+            raise InputError(
+                f"cache of {layer_name(module)}",
+                given="an AnnaCache while training",
+                expected="none: it keeps nothing that a gradient could be taken of",
+                hint="pass use_cache=False, or call model.eval()",
+            )
+        out = stored.attend(layer, query, key, value, mask)
     else:
         out = layer(query, key, value, causal, mask)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _packed(query: Tensor, key: Tensor, positions: Any, where: str) -> KeyMask:
+    """Documents that positions tell apart, where transformers has not looked: it does so without any cache only."""
+    if not isinstance(positions, Tensor) or positions.ndim != 2 or torch.compiler.is_compiling():
+        return KeyMask()
+    documents = find_packed_sequence_indices(positions.expand(len(query), -1))
+    if documents is None:
+        return KeyMask()
+    if key.shape[2] != query.shape[2]:
+        raise InputError(
+            f"attention of {where}",
+            given="position_ids that start again, after tokens in a cache",
+            expected="packed sequences without a cache, or one sequence per batch row",
+            hint="pass use_cache=False",
+        )
+    return KeyMask(documents=documents)
 
 
 def _check(module: torch.nn.Module, layer: BoundLayer, dropout: float, causal: bool, options: dict[str, Any]) -> None:
@@ -93,6 +126,7 @@ def _check(module: torch.nn.Module, layer: BoundLayer, dropout: float, causal: b
             hint="model.eval(), or load the model with its attention dropout set to 0",
         )
     layer.check_order(where, causal)
+    layer.check_places(where, module.config)
 
 
 def key_mask(
@@ -122,9 +156,12 @@ def key_mask(
         return documents
     if attention_mask is None:
         return None
-    missing = kv_offset + kv_length - attention_mask.shape[-1]
-    if missing > 0:
-        attention_mask = torch.nn.functional.pad(attention_mask, (0, missing))
+    if attention_mask.shape[-1] < kv_offset + kv_length:
+        raise InputError(
+            "attention_mask",
+            given=f"{attention_mask.shape[-1]} columns",
+            expected=f"one for each of {kv_offset + kv_length} tokens, those in the cache included",
+        )
     return attention_mask[:, kv_offset : kv_offset + kv_length].bool()
 
 

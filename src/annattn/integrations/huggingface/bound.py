@@ -16,7 +16,7 @@ from annattn.attention import (
 )
 from annattn.errors import InputError
 from annattn.integrations.huggingface.masks import KeyMask, dense_attention
-from annattn.integrations.huggingface.record import NAME, LayerAttention, record_in_use
+from annattn.integrations.huggingface.record import NAME, LayerAttention, attentions_of, record_in_use
 from annattn.lsh import Hasher
 
 __all__ = ["BoundLayer", "bind_layer", "bound_layer", "layer_name"]
@@ -27,15 +27,23 @@ _KEPT = "_annattn_bound"
 class BoundLayer:
     """One layer's attention with its hash functions drawn; None attends as softmax does."""
 
-    def __init__(self, chosen: LayerAttention | None, layer: int, head_dim: int) -> None:
+    def __init__(
+        self,
+        chosen: LayerAttention | None,
+        layer: int,
+        head_dim: int,
+        model: tuple[LayerAttention | None, ...] = (),
+    ) -> None:
         self.chosen, self.layer, self.head_dim = chosen, layer, head_dim
+        self.model = model
+        """What all layers of the model attend with: a cache has to be made for the same."""
         self.attend = None if chosen is None else chosen.attention.bind(head_dim, layer)
         self.attention: AttentionConfig | None = None if chosen is None else chosen.attention
         self.heads = None if chosen is None else chosen.heads
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Drawn anew from the description: a bound mechanism is a closure, which cannot be pickled."""
-        return BoundLayer, (self.chosen, self.layer, self.head_dim)
+        return BoundLayer, (self.chosen, self.layer, self.head_dim, self.model)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, mask: KeyMask) -> Tensor:
         """(batch, heads, n, dim) with the last query aligned with the last key."""
@@ -58,6 +66,16 @@ class BoundLayer:
                 where,
                 given=f"{type(self.attention).__name__}, which has {word}",
                 expected=f"a mechanism for a {'causal' if is_causal else 'bidirectional'} model",
+            )
+
+    def check_places(self, where: str, config: Any) -> None:
+        """Raise InputError if the mechanism counts places, and the model has queries and keys of two sequences."""
+        if getattr(config, "is_encoder_decoder", False) and getattr(self.attention, "window", 0):
+            raise InputError(
+                where,
+                given=f"{type(self.attention).__name__} with a window, in an encoder-decoder model",
+                expected="a mechanism without a window: between two sequences no key is near a query",
+                hint="AnnaConfig, or CollisionSoftmaxConfig with window=0",
             )
 
     def _hashed(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, mask: KeyMask) -> Tensor:
@@ -94,7 +112,7 @@ def bind_layer(module: torch.nn.Module, defaults: Mapping[str, AttentionConfig],
     layer = getattr(module, "layer_idx", None) or 0
     recorded = record_in_use(config)
     chosen = LayerAttention(defaults[config._attn_implementation]) if recorded is None else recorded.get(layer)
-    bound = BoundLayer(chosen, layer, head_dim)
+    bound = BoundLayer(chosen, layer, head_dim, attentions_of(config.get_text_config(decoder=True), defaults) or ())
     setattr(module, _KEPT, (getattr(config, NAME, None), config._attn_implementation, bound))
     return bound
 

@@ -27,8 +27,8 @@ def convert(
 
     The model is changed in place and returned. Its config records the change, so `save_pretrained` keeps it, and
     `from_pretrained` restores it once `register` was called. Calling it again changes further layers. Without a
-    description these layers or heads go back to softmax. A layer has one description, and softmax in the heads that
-    were not given it. All checks come before any change.
+    description these layers or heads go back to softmax; when all have, the model is as it was, and so is its config. A
+    layer has one description, and softmax in the heads that were not given it. All checks come before any change.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> from annattn.attention import AnnaConfig
@@ -51,18 +51,33 @@ def convert(
         for module in modules[layer]:
             bound = BoundLayer(wanted, layer, 1)
             bound.check_order(f"attention of {layer_name(module)}", bool(getattr(module, "is_causal", True)))
+            bound.check_places(f"attention of {layer_name(module)}", config)
         if wanted is not None:
             recorded[layer] = wanted
     register()
+    before = _before(config)
+    if not recorded:
+        model.set_attn_implementation(before)
+        for name in (NAME, "attn_implementation"):
+            vars(config).pop(name, None)
+        return model
     if config._attn_implementation != IMPLEMENTATION:
         model.set_attn_implementation(IMPLEMENTATION)
-    setattr(config, NAME, {"layers": {str(layer): write_layer(recorded[layer]) for layer in sorted(recorded)}})
+    described = {str(layer): write_layer(recorded[layer]) for layer in sorted(recorded)}
+    setattr(config, NAME, {"layers": described, "before": before})
     # An attribute of this name is written by save_pretrained and read as an argument by from_pretrained.
     config.attn_implementation = config._attn_implementation
     for of_layer in modules.values():
         for module in of_layer:
             bind_layer(module, IMPLEMENTATIONS, head_dim(module))
     return model
+
+
+def _before(config: Any) -> str:
+    """The attention of `transformers` that the model had before any of ours, or their default."""
+    if config._attn_implementation not in IMPLEMENTATIONS:
+        return config._attn_implementation
+    return (getattr(config, NAME, None) or {}).get("before", "sdpa")
 
 
 def _now(config: Any, layers: Iterable[int]) -> dict[int, LayerAttention]:
@@ -109,9 +124,9 @@ def attention_modules(model: PreTrainedModel) -> dict[int, list[torch.nn.Module]
     if can_choose and not found:
         raise InputError(
             "attention of layer 0",
-            given=f"{type(model).__name__}, whose attention modules do not say which layer they are",
+            given=f"{type(model).__name__}, which has no attention module that says which layer it is",
             expected="modules with a layer_idx and the width of a head",
-            hint='register() and model.set_attn_implementation("anna") change all layers',
+            hint='if it attends at all, register() and model.set_attn_implementation("anna") change all its layers',
         )
     if not can_choose:
         first = layer_name(found[min(found)][0]) if found else "layer 0"

@@ -1,10 +1,12 @@
 """What a model's config says of its attention: `config.annattn`, plain data that `save_pretrained` writes.
 
-`{"layers": {"3": {"mechanism": "anna", "tables": 8, …, "heads": [0, 1]}}}`: a layer that is not listed keeps softmax,
-and so do the heads that are not. The record describes what `attn_implementation="anna"` means in this model. Without
-it, and under another name, all layers attend by the name's own description.
+`{"layers": {"3": {"mechanism": "anna", "tables": 8, …, "heads": [0, 1]}}, "before": "sdpa"}`: a layer that is not
+listed keeps softmax, and so do the heads that are not. The record describes what `attn_implementation="anna"` means in
+this model. Without it, and under another name, all layers attend by the name's own description. `before` is the
+attention of `transformers` that the model goes back to.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +15,16 @@ from annattn.checks import require_count
 from annattn.errors import InputError
 from annattn.nn.checkpoint import read_attention, write_attention
 
-__all__ = ["IMPLEMENTATION", "NAME", "LayerAttention", "layer_attentions", "read_layer", "record_in_use", "write_layer"]
+__all__ = [
+    "IMPLEMENTATION",
+    "NAME",
+    "LayerAttention",
+    "attentions_of",
+    "layer_attentions",
+    "read_layer",
+    "record_in_use",
+    "write_layer",
+]
 
 NAME = "annattn"
 IMPLEMENTATION = "anna"  # the value of attn_implementation that a record gives its meaning
@@ -74,3 +85,20 @@ def record_in_use(config: Any) -> dict[int, LayerAttention] | None:
     True
     """
     return layer_attentions(config) if config._attn_implementation == IMPLEMENTATION else None
+
+
+def attentions_of(config: Any, defaults: Mapping[str, AttentionConfig]) -> tuple[LayerAttention | None, ...] | None:
+    """What each layer of a model attends with, None for softmax; None if the model's attention is not ours.
+
+    >>> from transformers import LlamaConfig
+    >>> record = {"layers": {"1": {"mechanism": "anna", "tables": 4}}}
+    >>> config = LlamaConfig(num_hidden_layers=2, annattn=record, attn_implementation="anna")
+    >>> [chosen and chosen.attention.tables for chosen in attentions_of(config, {})]
+    [None, 4]
+    """
+    recorded, layers = record_in_use(config), config.num_hidden_layers
+    if recorded is not None:
+        return tuple(recorded.get(layer) for layer in range(layers))
+    if config._attn_implementation not in defaults:
+        return None
+    return (LayerAttention(defaults[config._attn_implementation]),) * layers
