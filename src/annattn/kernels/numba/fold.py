@@ -27,13 +27,14 @@ from annattn.kernels.numba.bucket_store import (
     put,
 )
 from annattn.kernels.numba.compiled import kernel
-from annattn.kernels.numba.rows import add_row, copy_row
+from annattn.kernels.numba.rows import add_four_rows, add_row, copy_row
 from annattn.kernels.tables import LIST, MOST_LISTED, ROW, SINGLE
 from annattn.lsh import NO_BUCKET
 
 __all__ = ["fold", "forecast"]
 
 _FAR, _NEAR = 16, 8  # how many buckets ahead to look for one, and to load it
+_SOON = 16  # how many members ahead to load one, of those that are sorted
 
 _MANY = 64  # tokens from which on it may be worth sorting them by bucket
 
@@ -80,17 +81,13 @@ def fold(heads, first, last, shape, codes, source, starts, stride, which, edges,
             # Bucket by bucket, so that each is in the nearest cache while its many members come.
             for table in range(progress[1], tables):
                 members = _sort(codes, g, table, tokens, order, ends, places)
-                for at in range(progress[2], members):
-                    if at + _NEAR < members:
-                        expect_value(source, starts[g] + tokens[order[at + _NEAR]] * stride, width)
-                    token = tokens[order[at]]
-                    reason = _enter(
-                        head, table, codes[g, table, token], number + order[at], source, starts[g] + token * stride,
-                        width, newest, listed,
-                    )  # fmt: skip
-                    if reason != DONE:
-                        progress[1], progress[2] = table, at
-                        return reason
+                reason = _enter_sorted(
+                    head, table, members, order, ends, tokens, number, source, starts[g], stride, width, newest, listed,
+                    progress,
+                )  # fmt: skip
+                if reason != DONE:
+                    progress[1] = table
+                    return reason
                 progress[2] = 0
             continue
         # What is to come is loaded ahead: first where a bucket is, then the bucket itself.
@@ -166,6 +163,45 @@ def _enter(head, table, code, number, source, begin, width, newest, listed):
             return DONE
     values = array_of(head, VALUES, head[VALUE_ROOM] * width, source)
     return put(head, table, code, number, source, begin, width, newest, listed, values)
+
+
+@kernel
+def _enter_sorted(
+    head, table, members, order, ends, tokens, number, source, start, stride, width, newest, listed, progress
+):  # fmt: skip
+    """Let members that are sorted by bucket enter one table, from progress[2] on."""
+    places, at = head[PLACES], progress[2]
+    entries = array_of(head, ENTRIES, (table + 1) * places, _INT32)
+    values = array_of(head, VALUES, head[VALUE_ROOM] * width, source)
+    for code in range(places):
+        slot, end = table * places + code, np.int64(ends[code])
+        while at < end:
+            if newest or entries[slot] & 3 != ROW:
+                token = tokens[order[at]]
+                begin = start + token * stride
+                reason = put(head, table, code, number + order[at], source, begin, width, newest, listed, values)
+                if reason != DONE:
+                    progress[2] = at
+                    return reason
+                at += 1
+                continue
+            row = np.int64(entries[slot] >> 2)
+            sums = array_of(head, SUMS, (row + 1) * width, _FLOAT64)
+            array_of(head, COUNTS, row + 1, _INT64)[row] += end - at
+            while at < end:
+                for k in range(at + _SOON, min(at + _SOON + 4, members)):
+                    expect_value(source, start + tokens[order[k]] * stride, width)
+                if at + 4 > end:
+                    add_row(sums, row * width, source, start + tokens[order[at]] * stride, width)
+                    at += 1
+                else:
+                    add_four_rows(
+                        sums, row * width, source, start + tokens[order[at]] * stride,
+                        start + tokens[order[at + 1]] * stride, start + tokens[order[at + 2]] * stride,
+                        start + tokens[order[at + 3]] * stride, width,
+                    )  # fmt: skip
+                    at += 4
+    return DONE
 
 
 @kernel

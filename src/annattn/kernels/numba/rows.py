@@ -8,7 +8,7 @@ import numpy as np
 
 from annattn.kernels.numba.compiled import kernel
 
-__all__ = ["add_row", "copy_row", "divide_row", "is_finite_row", "set_row", "set_to_sum"]
+__all__ = ["add_four_rows", "add_row", "copy_row", "divide_row", "is_finite_row", "set_row", "set_to_sum"]
 
 _U = np.uint64
 
@@ -19,6 +19,17 @@ def add_row(target, at, source, begin, width):
     at, begin = _U(at), _U(begin)
     for k in range(_U(width)):
         target[at + k] += source[begin + k]
+
+
+@kernel(inlined=True)
+def add_four_rows(target, at, source, first, second, third, fourth, width):
+    """`add_row` of four rows one after the other, with the same roundings; the target is loaded and stored once."""
+    at, first, second, third, fourth = _U(at), _U(first), _U(second), _U(third), _U(fourth)
+    for k in range(_U(width)):
+        total = target[at + k] + source[first + k]
+        total = total + source[second + k]
+        total = total + source[third + k]
+        target[at + k] = total + source[fourth + k]
 
 
 @kernel(inlined=True)
