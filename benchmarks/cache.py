@@ -68,7 +68,8 @@ def main() -> None:
         softmax = 2 * 4 * HEADS * DIM * n
         table.add_row(
             f"{n:,}", f"{found['bytes'] / 1e6:.2f}", f"{found['bytes'] / softmax:.2f}", f"{found['bytes'] / dense:.3f}",
-            f"{found['append']:.3f}", f"{found['own']:.2f}", f"{found['system']:.2f}", f"{1e3 * found['step']:.3f}", f"{1e3 * found['least']:.3f}",
+            f"{found['append']:.3f}", f"{found['own']:.2f}", f"{found['system']:.2f}", f"{1e3 * found['step']:.3f}",
+            f"{1e3 * found['least']:.3f}",
         )  # fmt: skip
     Console().print(table)
 

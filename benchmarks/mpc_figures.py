@@ -1,7 +1,7 @@
 """The measured figures of massively parallel computation: speed, memory, rounds over N, Ray compared with local.
 
-A number is printed only after its answer was checked. `--plot FILE` also draws rounds over N, and `--ray` also compares
-the engines.
+A number is printed only after its answer was checked. `--plot FILE.svg` also draws rounds over N, and those of
+KHop over k in a file beside it; `--ray` also compares the engines.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from annattn.drawing import Axis, Line, chart, write_figure
 from annattn.mpc import run
 from annattn.mpc.protocols import AnnaAttention, Connectivity, ExactMatchAttention, InductionHead, KHop, Sort
 
@@ -146,35 +147,32 @@ def engines(n: int) -> None:
     print(f"ray, 4 shards, Sort n={n}: {ray:.2f} s against {local:.2f} s, {extra:.0f} ms more per round; identical")
 
 
-def plot(table: dict[str, list[int]], hops: list[int], path: str) -> None:
+def plot(table: dict[str, list[int]], hops: list[int], path: Path) -> None:
     """Draw rounds over N, and those of KHop over k, on axes where a straight line means linear in a logarithm."""
-    from matplotlib import pyplot
-
-    figure, (constant, growing, hopping) = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
     alike: dict[tuple[int, ...], list[str]] = {}
     for name, rounds in table.items():
         alike.setdefault(tuple(rounds), []).append(name)
-    for rounds, names in alike.items():
-        # Protocols with the same rounds share one line, so that lines do not cover each other.
-        axes, below = (constant, 5) if len(set(rounds)) == 1 else (growing, -16)
-        axes.plot(SIZES, rounds, marker="o")
-        axes.annotate("\n".join(names), (SIZES[0], rounds[0]), (0, below), textcoords="offset points", fontsize=8)
-    hopping.plot([2**e for e in range(len(hops))], hops, marker="o")
-    for axes, x, title in (
-        (constant, "N", "constant in N"),
-        (growing, "N", "linear in log N"),
-        (hopping, "k", "KHop, N = 2^16: linear in log k"),
-    ):
-        axes.set_xscale("log", base=2)
-        axes.set(xlabel=x, ylabel="rounds", title=title, ylim=(0, 1.2 * axes.get_ylim()[1]))
-        axes.yaxis.get_major_locator().set_params(integer=True)
-    figure.savefig(path, dpi=120)
+    # Protocols with the same rounds share one line, so that lines do not cover each other.
+    over_n = [Line("; ".join(names), list(zip(SIZES, rounds, strict=True))) for rounds, names in alike.items()]
+    over_k = [Line("KHop, N = 2^16", [(2**e, rounds) for e, rounds in enumerate(hops)])]
+    for lines, x, name in ((over_n, "N", path), (over_k, "k", path.with_name(f"{path.stem}_over_k{path.suffix}"))):
+        most = int(max(rounds for line in lines for _, rounds in line.points))
+        step = max(1, 10 ** int(np.log10(most)) // 2)
+        across = Axis(x, [(n, f"2^{int(n).bit_length() - 1}") for n, _ in lines[0].points], log=True)
+        up = Axis("rounds", [(k, f"{k:,}") for k in range(0, most + step, step)])
+        title = f"Rounds over {x}"
+        write_figure(
+            lambda theme, lines=lines, across=across, up=up, title=title: chart(
+                lines, across, up, title=title, description="", width=1100, height=420, theme=theme
+            ),
+            name,
+        )
 
 
 def main() -> None:
     """All figures in turn."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plot", metavar="FILE")
+    parser.add_argument("--plot", metavar="FILE", type=Path)
     parser.add_argument("--ray", action="store_true")
     options = parser.parse_args()
     for letters in (4, 100_000, 2**20):

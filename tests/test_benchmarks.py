@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 from benchmarks import __main__ as bench
-from benchmarks import contenders, cuda, grid
+from benchmarks import around, contenders, cuda, grid
 from benchmarks.memory import extra_memory
 from rich.console import Console
 
@@ -123,3 +123,18 @@ def test_stated_accuracy_is_what_draws_show():
         missed.append((hasher(query) != hasher(near)).all(-1).double().mean().item())
     one_table = grid.Accuracy.of(grid.Shape(1, 1, 500, 32, tables=1, hashes=8)).missed
     assert sum(missed) / 20 == pytest.approx(one_table, rel=0.05)
+
+
+def test_calls_around_the_grid_are_checked_and_timed(monkeypatch, capsys):
+    small = around.Case(n=20, heads=4, key_heads=2, dim=8, value_dim=5, tables=2, hashes=3)
+    monkeypatch.setattr(around, "CASES", {"small": small, "large": around.PLAIN})
+    monkeypatch.setattr(around, "_ENOUGH", 0)
+    monkeypatch.setattr("sys.argv", ["around", "--only", "small"])
+    around.main()
+    printed = capsys.readouterr().out
+    assert "small" in printed
+    assert "large" not in printed
+    right = around.aa.anna_attention
+    monkeypatch.setattr(around.aa, "anna_attention", lambda *args, **options: right(*args, **options) + 0.1)
+    with pytest.raises(AssertionError, match="not close"):
+        around.main()

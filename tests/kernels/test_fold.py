@@ -1,4 +1,4 @@
-"""Many tokens that enter the tables of a cache at once, bucket by bucket, beside sums over the tokens of each bucket."""
+"""Many tokens that enter the tables of a cache at once, bucket by bucket, beside sums over the members of buckets."""
 
 import pytest
 import torch

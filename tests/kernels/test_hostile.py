@@ -1,5 +1,6 @@
 """Threads, forks, poisoned memory, read-only caches: right answers all the same."""
 
+import contextlib
 import errno
 import importlib.util
 import multiprocessing
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ import torch
 
 import annattn as aa
 from annattn.kernels import hash_pair
-from annattn.kernels.numba import compiled, memory
+from annattn.kernels.numba import compiled, memory, openmp
 from annattn.kernels.numba.threads import run_pieces
 
 HASHER = aa.lsh.Hyperplane(8).sample(tables=4, hashes=5, seed=0)
@@ -206,6 +208,12 @@ def test_damaged_files_of_compiled_kernels_are_replaced_and_a_full_disk_is_no_ob
             assert _tiny_kernel(source)(3) == 6
             assert damaged.stat().st_size > size  # mended
 
+    # What another file says may be inlined: after an upgrade nothing is taken over from before.
+    before = files[0].stat().st_mtime_ns
+    monkeypatch.setattr(compiled, "_sources", lambda _: "another version")
+    assert _tiny_kernel(source)(3) == 6
+    assert files[0].stat().st_mtime_ns > before
+
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -228,3 +236,64 @@ def test_flushed_denormals_change_no_code_for_any_number_of_threads():
     finally:
         torch.set_flush_denormal(False)
         torch.set_num_threads(threads)
+
+
+def test_a_kernel_is_known_by_all_files_that_it_is_made_of(monkeypatch):
+    def changed(name: str, of: str) -> bool:
+        before = compiled._sources.__wrapped__(kernels[of])
+        with monkeypatch.context() as patched:
+            digest = compiled._digest
+            patched.setattr(compiled, "_digest", lambda path: b"new" if path.stem == name else digest(path))
+            return compiled._sources.__wrapped__(kernels[of]) != before
+
+    kernels = {path.stem: str(path) for path in Path(compiled.__file__).parent.glob("*.py")}
+    for name, of in (("rows", "fold"), ("simd", "fold"), ("fold", "decode"), ("rows", "decode"), ("sums", "sums")):
+        assert changed(name, of), (name, of)
+    assert changed("tables", "fold")  # constants of kernels/tables.py
+    assert not changed("gradient", "fold")
+    assert not changed("decode", "rows")
+
+
+@pytest.mark.parametrize("borrowed", [True, False])
+def test_every_piece_is_done_once_and_an_error_of_one_is_raised(borrowed, monkeypatch):
+    if not borrowed:
+        monkeypatch.setattr(openmp, "_start", None)
+    threads, who = torch.get_num_threads(), set()
+
+    def work(piece: int) -> None:
+        who.add(threading.get_ident())
+        done[piece] += 1
+        if piece == bad:
+            raise ValueError("broken on purpose")
+
+    try:
+        torch.set_num_threads(3)
+        for bad in (-1, 5):
+            done = [0] * 50
+            with contextlib.nullcontext() if bad < 0 else pytest.raises(ValueError, match="on purpose"):
+                run_pieces(work, 50, "a test", borrowed)
+            assert max(done) == 1
+            assert bad >= 0 or min(done) == 1
+    finally:
+        torch.set_num_threads(threads)
+    assert threading.get_ident() in who
+
+
+def test_torchs_threads_and_others_give_the_same_to_the_bit(monkeypatch):
+    case, threads = inputs(), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        for is_causal in (False, True):
+            borrowed = aa.anna_attention(*case, HASHER, is_causal=is_causal)
+            with monkeypatch.context() as patched:
+                patched.setattr(openmp, "_start", None)
+                assert torch.equal(aa.anna_attention(*case, HASHER, is_causal=is_causal), borrowed)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only there is GNU's library looked for")
+def test_the_library_found_is_the_one_that_torch_uses():
+    used = {Path(line.split()[-1]).name for line in Path("/proc/self/maps").read_text().splitlines() if "gomp" in line}
+    # torch of PyPI brings one. Were it not found, small calls would be slow, and nothing else would tell.
+    assert (openmp._find() is not None) == bool(used)

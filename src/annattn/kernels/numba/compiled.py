@@ -1,10 +1,13 @@
 """How kernels are compiled: without the GIL, kept on disk where that is possible, and never in silence."""
 
 import contextlib
+import hashlib
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,11 @@ def kernel(
 class _Kept(FunctionCache):
     """Numba's files of one compiled function; damaged ones are deleted, and a full disk is no error."""
 
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        # Numba looks at the function's own file alone. But a kernel is also made of what it inlines from others.
+        self._cache_file._source_stamp = (self._cache_file._source_stamp, _sources(function.__code__.co_filename))
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """What is on disk for this signature; None, if that is nothing or damaged."""
         try:
@@ -61,6 +69,32 @@ class _Kept(FunctionCache):
         with contextlib.suppress(OSError):
             for path in Path(self._cache_path).glob(f"{_literally(base)}.*nb[ic]"):
                 path.unlink(missing_ok=True)
+
+
+_HERE = Path(__file__).parent
+_IMPORT = re.compile(r"from annattn\.kernels\.numba(?:\.(\w+) import| import (\([^)]*\)|[^\n]*))")
+
+
+@cache
+def _sources(path: str) -> str:
+    """What a file of kernels and all files of this folder that it imports from say, in short."""
+    found, left = set(), {Path(path)}
+    while left:
+        found |= left
+        named = {name for source in left for name in _imported(source)}
+        left = {_HERE / f"{name}.py" for name in named} - found
+    return hashlib.sha256(b"".join(sorted(map(_digest, {*found, _HERE.parent / "tables.py"})))).hexdigest()
+
+
+@cache
+def _imported(path: Path) -> frozenset[str]:
+    pairs = _IMPORT.findall(path.read_text(encoding="utf-8")) if path.is_file() else ()
+    return frozenset(name for one, several in pairs for name in re.findall(r"\w+", f"{one} {several}"))
+
+
+@cache
+def _digest(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes() if path.is_file() else b"").digest()
 
 
 def _literally(name: str) -> str:

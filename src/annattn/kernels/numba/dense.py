@@ -12,7 +12,7 @@ import torch
 from annattn.kernels.numba import memory
 from annattn.kernels.numba.dense_kernels import Scan, fill, join, read, scan
 from annattn.kernels.numba.simd import LANES
-from annattn.kernels.numba.threads import Run, run_pieces
+from annattn.kernels.numba.threads import run_pieces
 
 __all__ = ["DenseTables"]
 
@@ -42,7 +42,7 @@ class DenseTables:
     lost: np.ndarray
     spilled: np.ndarray
 
-    def add(self, run: Run, order: int, total: np.ndarray, count: np.ndarray) -> None:
+    def add(self, order: int, total: np.ndarray, count: np.ndarray) -> None:
         """Add these tables to the totals: fill, then read; causal, fill and read in one scan."""
         m = self.sources.shape[2]
         # As many blocks as hold no more sums than there are values, whatever the threads. Strips of rows add up in the
@@ -52,20 +52,20 @@ class DenseTables:
         sums = np.zeros((blocks, self.tables, self.slots * self.width))
         tally = np.zeros((blocks, self.tables, self.slots), np.int64)
         if order == 0:
-            self._fill(run, edges, False, sums, tally)
+            self._fill(edges, False, sums, tally)
             whole = sums[0] if blocks == 1 else sums.sum(0)
             with np.errstate(over="ignore"):  # who reads it notices
                 whole = whole.astype(self.flat.dtype).reshape(-1)
-            self._read(run, whole, tally.sum(0), total, count)
+            self._read(whole, tally.sum(0), total, count)
             return
         if blocks > 1:
-            self._fill(run, edges[:-1], order < 0, sums, tally)
+            self._fill(edges[:-1], order < 0, sums, tally)
             # A block starts from the sums of those before it.
             sums[1:], tally[1:] = np.cumsum(sums[:-1], 0), np.cumsum(tally[:-1], 0)
             sums[0], tally[0] = 0, 0
-        self._scan(run, edges, order, sums, tally, total, count)
+        self._scan(edges, order, sums, tally, total, count)
 
-    def _fill(self, run: Run, edges: list[int], reverse: bool, sums: np.ndarray, tally: np.ndarray) -> None:
+    def _fill(self, edges: list[int], reverse: bool, sums: np.ndarray, tally: np.ndarray) -> None:
         m = self.sources.shape[2]
         parts = -(-self.tables // _TABLES)
 
@@ -81,9 +81,9 @@ class DenseTables:
                     self.width, begin, end, sums[block, here].reshape(-1), tally[block, here], self.lost,
                 )  # fmt: skip
 
-        run(one, (len(edges) - 1) * parts)
+        run_pieces(one, (len(edges) - 1) * parts, "dense fill", self.flat.dtype)
 
-    def _read(self, run: Run, sums: np.ndarray, tally: np.ndarray, total: np.ndarray, count: np.ndarray) -> None:
+    def _read(self, sums: np.ndarray, tally: np.ndarray, total: np.ndarray, count: np.ndarray) -> None:
         share, _, n = self.targets.shape
         parts = -(-n // _ROWS)
         rows = total.reshape(share, -1)
@@ -95,9 +95,9 @@ class DenseTables:
                 self.first == 0, self.divide, rows[head], count[head], self.lost, self.spilled,
             )  # fmt: skip
 
-        run(one, share * parts)
+        run_pieces(one, share * parts, "dense read", self.flat.dtype)
 
-    def _scan(self, run: Run, edges, order, sums, tally, total, count) -> None:
+    def _scan(self, edges, order, sums, tally, total, count) -> None:
         share, _, n = self.targets.shape
         horizon = self.sources.shape[2] - n if order > 0 else 0
         blocks = len(edges) - 1
@@ -105,7 +105,7 @@ class DenseTables:
         halves = 2 if blocks == 1 and self.tables > 1 and self.first == 0 else 1
         seams = [self.tables * half // halves for half in range(halves + 1)]
         # Columns know nothing of each other: while there are threads left, each piece has some of them.
-        threads = torch.get_num_threads() if run is run_pieces else 1
+        threads = torch.get_num_threads()
         parts = max(1, min(-(-threads // (blocks * halves)), self.width // _COLUMNS))
         cuts = [self.width * part // parts // LANES * LANES for part in range(parts)] + [self.width]
         totals = [total] + [memory.empty(len(total), dtype=_TORCH[total.dtype]).numpy() for _ in range(halves - 1)]
@@ -133,11 +133,11 @@ class DenseTables:
             )  # fmt: skip
             scan(work)
 
-        run(one, blocks * halves * parts)
+        run_pieces(one, blocks * halves * parts, "dense scan", self.flat.dtype)
         if halves > 1:
-            self._join(run, totals, counts[0][0].reshape(-1), counts[1][0].reshape(-1))
+            self._join(totals, counts[0][0].reshape(-1), counts[1][0].reshape(-1))
 
-    def _join(self, run: Run, totals: list[np.ndarray], count: np.ndarray, other: np.ndarray) -> None:
+    def _join(self, totals: list[np.ndarray], count: np.ndarray, other: np.ndarray) -> None:
         """Add the second half to the first."""
 
         def one(piece: int) -> None:
@@ -146,4 +146,4 @@ class DenseTables:
                 self.divide, self.spilled,
             )  # fmt: skip
 
-        run(one, -(-len(count) // _ROWS))
+        run_pieces(one, -(-len(count) // _ROWS), "dense join", self.flat.dtype)

@@ -182,7 +182,7 @@ def _turn_group(work: _Work, group: int, dtype: torch.dtype) -> None:
     edges = [np.empty((2, (work.slots or keys) + 1), np.int64) for _ in range(tables)]
     used = [0] * tables
     run_pieces(prepare, len(parts), "gradient", dtype)
-    run_pieces(sort, tables)
+    run_pieces(sort, tables, "sort")
     for table in range(tables):
         cuts = _cuts(edges[table][:, : used[table] + 1].sum(0), work.layout[3] // per_line)
 

@@ -23,6 +23,7 @@ from annattn.kernels.numba.projections import (
     line_up,
     near_dot,
     project_four,
+    project_one,
     scale_of,
     set_upright,
     set_upright_bounds,
@@ -68,7 +69,8 @@ def hash_rows(hasher: Hasher, *inputs: Tensor) -> list[Tensor]:
 
 def _hash_parts(hasher: Hasher, parts: list[tuple[np.ndarray, np.ndarray, int]]) -> None:
     """Write codes (heads, tables, n) of rows (heads · n, dim), by the draw of that number."""
-    family, functions, hash_piece = hasher.family, hasher.heads * hasher.tables * hasher.hashes, _hash_signs
+    family, functions = hasher.family, hasher.heads * hasher.tables * hasher.hashes
+    hash_piece = _hash_one if functions == hasher.heads else _hash_signs
     expected = (functions, family.dim)
     if isinstance(family, CrossPolytope):
         structured = family.rotation == "structured"
@@ -84,17 +86,20 @@ def _hash_parts(hasher: Hasher, parts: list[tuple[np.ndarray, np.ndarray, int]])
         kinds.add(rows.dtype.char)
         total += len(rows)
     # Codes do not depend on how rows are cut: a few pieces per thread, none too short.
-    size = max(_WORTH // drawn[0].size, total // (4 * threads)) if threads > 1 else total
+    alone = threads == 1 or total * drawn[0].size < 2 * _WORTH
+    size = total if alone else max(_WORTH // drawn[0].size, total // (4 * threads))
     size = _TILE * max(1, -(-size // _TILE))
     for part in parts:
         for first in range(0, len(part[0]), size):
             pieces.append((part, first))
 
-    def piece(number: int) -> None:
-        (rows, codes, draw), first = pieces[number]
-        hash_piece(first, min(first + size, len(rows)), rows, drawn[draw], hasher.hashes, codes)
+    batches = [pieces] if alone else [[each] for each in pieces]  # small calls wake no thread
 
-    run_pieces(piece, len(pieces), hash_piece, *kinds)
+    def batch(number: int) -> None:
+        for (rows, codes, draw), first in batches[number]:
+            hash_piece(first, min(first + size, len(rows)), rows, drawn[draw], hasher.hashes, codes)
+
+    run_pieces(batch, len(batches), hash_piece, *kinds)
 
 
 def _paired(hasher: Hasher, halves: Tensor) -> Tensor:
@@ -164,6 +169,28 @@ def _hash_signs(start, stop, rows, normals, hashes, codes):
             if bounds[r] == np.inf and scale_of(rows[first + r]) < 0:
                 head, place = divmod(first + r, codes.shape[2])
                 codes[head, :, place] = NO_BUCKET
+
+
+@kernel
+def _hash_one(start, stop, rows, normals, hashes, codes):
+    """`_hash_signs` for one function, which is a product with one vector: rows are read where they lie."""
+    width = normals.shape[1]
+    vector = np.empty((1, width), np.float32)
+    spread = spread_of(width, line_up(normals, vector))
+    tile = min(_TILE, stop - start)
+    product, bounds = np.empty(tile, np.float32), np.empty(tile, np.float32)
+    normal, flat_vector, flat_rows, flat_codes = normals[0], vector.reshape(-1), rows.reshape(-1), codes.reshape(-1)
+    for first in range(start, stop, tile):
+        count = min(tile, stop - first)
+        project_one(product, flat_vector, width, flat_rows, first * width, count, spread, bounds)
+        for r in range(_U(count)):
+            flat_codes[_U(first) + r] = product[r] >= np.float32(0)
+        if _any_in_doubt(np.abs(product), bounds, count):
+            for r in range(count):
+                if not abs(product[r]) > bounds[r]:
+                    scale = scale_of(rows[first + r])
+                    near = np.int64(dot(rows[first + r], normal, scale) >= 0)
+                    flat_codes[first + r] = NO_BUCKET if scale < 0 else near
 
 
 @kernel(inlined=True)

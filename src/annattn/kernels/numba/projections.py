@@ -17,6 +17,7 @@ __all__ = [
     "line_up",
     "near_dot",
     "project_four",
+    "project_one",
     "scale_of",
     "set_bounds",
     "set_upright",
@@ -117,6 +118,21 @@ def project_four(product, at, vectors, of, dim, rows, begin, stride, count):
                 product[at1 + r] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
                 product[at2 + r] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
                 product[at3 + r] += d0 * x0 + d1 * x1 + d2 * x2 + d3 * x3
+
+
+@kernel(fastmath={"reassoc", "contract"})
+def project_one(product, vector, dim, rows, begin, count, spread, bounds):
+    """One line of the product, of rows that lie one after the other, and their bounds as in `set_bounds`."""
+    dim = _U(dim)
+    for r in range(_U(count)):
+        at, total, square = _U(begin) + r * dim, np.float32(0), np.float32(0)
+        for k in range(dim):
+            x = np.float32(rows[at + k])
+            total += x * vector[k]
+            square += x * x
+        product[r], bounds[r] = total, square
+    for r in range(_U(count)):
+        bounds[r] = _bound(bounds[r], spread)
 
 
 @kernel(fastmath={"reassoc", "contract"})

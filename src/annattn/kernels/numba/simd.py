@@ -1,7 +1,6 @@
 """Pieces of LLVM for inner loops that the loop vectoriser does not find: vectors of eight float32, loops, broadcasts.
 
-LLVM turns the fixed width into whatever the processor has, so nothing here is bound to one. Kernels that use these are
-cached under the date of their own file: whoever changes this one runs `make clean`.
+LLVM turns the fixed width into whatever the processor has, so nothing here is bound to one.
 """
 
 from typing import Any

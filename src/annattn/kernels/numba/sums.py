@@ -89,7 +89,7 @@ def bucket_sums(inputs: SumInputs, lost: np.ndarray, *, divide: bool, again: boo
                     targets[group], sources[group], buckets, first, step, flat, starts[group], stride, width,
                     divide and first + step == tables, lost, spilled,
                 )  # fmt: skip
-                dense.add(run_pieces, int(inputs.order), totals[group], counts[group])
+                dense.add(int(inputs.order), totals[group], counts[group])
         if lost[1]:
             memory.require_below(buckets, "hash code", targets, sources)
         return (_in_range(inputs, lost, divide, out) if again and spilled[0] else out), count

@@ -1,7 +1,7 @@
 """Fixed pieces of work over a few threads: results never depend on how many there are.
 
-Compiled kernels release the GIL, so plain Python threads are enough. Unlike Numba's own thread pools these may be used
-from several Python threads at once, survive a fork, and leave torch's OpenMP alone.
+Compiled kernels release the GIL, so any threads will do: torch's own where they can be borrowed, or else plain Python
+threads. Unlike Numba's own thread pools either may be used from several Python threads at once and after a fork.
 """
 
 import itertools
@@ -11,15 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from annattn.kernels.numba import openmp
 from annattn.kernels.numba.compiled import say_if_slow
 
-__all__ = ["Run", "pieces_of", "run_pieces"]
+__all__ = ["pieces_of", "run_pieces"]
 
 _ENOUGH = 2**17  # operations below which a second thread costs more than it saves
 
 _SUBNORMAL = 5e-324
-
-Run = Callable[[Callable[[int], object], int], None]
 
 _pool: ThreadPoolExecutor | None = None
 _warm: set[tuple[object, ...]] = set()
@@ -36,6 +35,7 @@ def run_pieces(work: Callable[[int], object], count: int, *kind: object) -> None
     [0, 1, 2]
     """
     if kind and kind not in _warm:
+        # On Python's threads, whose stacks are deep enough for a compiler.
         with say_if_slow():
             run_pieces(work, count)
         _warm.add(kind)
@@ -44,7 +44,7 @@ def run_pieces(work: Callable[[int], object], count: int, *kind: object) -> None
         # torch.set_flush_denormal is on, in this thread alone: answers must not depend on which thread gives them.
         torch.set_flush_denormal(False)
         try:
-            return run_pieces(work, count)
+            return run_pieces(work, count, *kind)
         finally:
             torch.set_flush_denormal(True)
     threads = torch.get_num_threads()
@@ -55,9 +55,18 @@ def run_pieces(work: Callable[[int], object], count: int, *kind: object) -> None
     pieces = itertools.count()
 
     def drain() -> None:
-        while (piece := next(pieces)) < count:
-            work(piece)
+        flushing = _SUBNORMAL * 1.0 == 0.0  # as the caller of the operation that started this thread did then
+        if flushing:
+            torch.set_flush_denormal(False)
+        try:
+            while (piece := next(pieces)) < count:
+                work(piece)
+        finally:
+            if flushing:
+                torch.set_flush_denormal(True)
 
+    if kind and openmp.parallel(drain, min(threads, count)):
+        return drain()  # in case nobody came to it
     # The caller works too, so that nothing waits for a free thread of the pool.
     try:
         futures = [_threads().submit(drain) for _ in range(min(threads, count) - 1)]
@@ -103,6 +112,7 @@ def _forget() -> None:
     # A forked child inherits the pool but none of its threads.
     global _pool
     _pool = None
+    openmp.forget()
 
 
 if hasattr(os, "register_at_fork"):
