@@ -71,7 +71,7 @@ def main() -> None:
             f"{found['append']:.3f}", f"{found['own']:.2f}", f"{found['system']:.2f}", f"{1e3 * found['step']:.3f}",
             f"{1e3 * found['least']:.3f}",
         )  # fmt: skip
-    Console().print(table)
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":

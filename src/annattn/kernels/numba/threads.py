@@ -65,7 +65,8 @@ def run_pieces(work: Callable[[int], object], count: int, *kind: object) -> None
             if flushing:
                 torch.set_flush_denormal(True)
 
-    if kind and openmp.parallel(drain, min(threads, count)):
+    # All of torch's threads or none: a smaller team would make GNU's library end the others, and start them anew.
+    if kind and count >= threads and openmp.parallel(drain, threads):
         return drain()  # in case nobody came to it
     # The caller works too, so that nothing waits for a free thread of the pool.
     try:
