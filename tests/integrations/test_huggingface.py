@@ -192,6 +192,17 @@ def test_converting_back_gives_softmax_again():
     torch.testing.assert_close(real(convert(model)(**inputs).logits, inputs), expected)
 
 
+def test_a_model_that_was_converted_back_is_saved_without_a_trace(tmp_path):
+    model = convert(convert(tiny_llama(), ANNA))
+    assert model.config._attn_implementation == "sdpa"
+    model.save_pretrained(tmp_path)
+    assert "ann" not in (tmp_path / "config.json").read_text()
+    convert(model, ANNA, layers=[1]).save_pretrained(tmp_path)
+    loaded: Any = LlamaForCausalLM.from_pretrained(tmp_path)
+    assert convert(loaded).config._attn_implementation == "sdpa"
+    assert layer_attentions(loaded.config) is None
+
+
 def test_the_name_alone_converts_every_layer():
     huggingface.register()
     model, inputs = tiny_llama(), padded()

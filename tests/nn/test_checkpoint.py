@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from annattn.errors import InputError
-from annattn.nn import AnnaConfig, SoftmaxConfig, Transformer, TransformerConfig, load_model, save_model
+from annattn.nn import AnnaConfig, SoftmaxConfig, Transformer, TransformerConfig, WindowConfig, load_model, save_model
+from annattn.nn.checkpoint import read_attention, write_attention
 
 
 @pytest.fixture
@@ -121,3 +122,11 @@ def test_weights_that_are_not_numbers_are_refused(saved):
     save_model(model, path)
     with pytest.raises(InputError, match="NaN"):
         load_model(path)
+
+
+def test_a_window_that_was_written_with_a_gate_is_read_with_a_gate():
+    written = {"mechanism": "window", "family": "hyperplane", "tables": 4, "hashes": 3, "window": 5, "combine": "gate"}
+    assert read_attention(written) == WindowConfig(tables=4, hashes=3, window=5, combine="gate")
+    gated = WindowConfig(combine="gate")
+    assert read_attention(write_attention(gated)) == gated
+    assert WindowConfig().combine == "joined"
