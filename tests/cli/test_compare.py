@@ -22,7 +22,7 @@ def hardly(monkeypatch):
         name: replace(task, steps=4 if name != "k_hop_16" else 1) for name, task in PROFILES["small"].tasks.items()
     }
     profile = Profile({name: tasks[name] for name in ("match2", "sum", "listops")}, (3e-3,), 4, 1)
-    for one in (running, table, contender_costs):
+    for one in (running, table, contender_costs, module):
         monkeypatch.setattr(one, "CONTENDERS", {name: CONTENDERS[name] for name in FEW})
     monkeypatch.setitem(PROFILES, "small", profile)
     short = contender_costs.contender_costs(lengths=(16,))
@@ -60,12 +60,27 @@ def test_compare_runs_prints_and_goes_on(hardly, command, tmp_path, monkeypatch)
     assert all(CONTENDERS[name].title in figure.read_text() for name in FEW)
 
 
+@pytest.mark.slow
+def test_damaged_costs_are_named_and_measured_again_if_asked(hardly, command, tmp_path):
+    arguments = ("compare", "--profile", "small", "--folder", tmp_path, "--minutes", "0")
+    assert command(*arguments)[0] == 0
+    costs = tmp_path / "small" / "costs.json"
+    whole = json.loads(costs.read_text())
+    for broken in ("{", "[]", "{}", '{"contenders": []}', json.dumps(whole | {"contenders": {"softmax": None}})):
+        costs.write_text(broken)
+        code, _, errors = command(*arguments)
+        assert (code, errors.count("\n")) == (2, 1)
+        assert "costs.json" in errors
+    assert command(*arguments, "--again")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("compare", "recal"), "did you mean recall?"),
         (("compare", "--minutes", "-1"), "--minutes"),
         (("compare", "--seeds", "0"), "seeds"),
+        (("compare", "--seeds", "2.5"), "'2.5' is not an integer"),
         (("compare", "--profile", "slow"), "profile"),
     ],
 )

@@ -39,6 +39,8 @@ def test_what_cannot_be_read_is_refused(folder, command, monkeypatch):
         (("--tokens", 1000, "--corpus", "enwik8"), "run: annattn data enwik8"),
         (("--tokens", 1000, "--corpus", "python", "--model", "needel"), "did you mean needle?"),
         (("--tokens", 1000, "--corpus", "python", "--model", "./none"), "a file that exists"),
+        (("--tokens", 1000, "--corpus", "python", "--seed", -1), "seed: got -1"),
+        (("--tokens", 1, "--corpus", "python"), "a fact has 39 bytes"),
     ):
         code, out, errors = command("needle", *arguments)
         assert (code, out) == (2, "")
@@ -93,7 +95,22 @@ def test_what_cannot_be_written_is_refused(command):
         (("--prompt", ""), "at least one byte"),
         (("--n", "0"), "an integer of at least 1"),
         (("--temperature", "-1"), "a number of at least 0"),
+        (("--seed", "-1"), "seed: got -1"),
+        (("--model", TEXT_MODELS.parent / "match2_direct"), "the format 1, expected text-1"),
     ):
         code, out, errors = command("generate", *arguments)
         assert (code, out) == (2, "")
         assert message in errors, errors
+
+
+def test_a_prompt_may_be_bytes_that_are_no_text(command):
+    prompt = b"def \xff\xfe(".decode("utf-8", "surrogateescape")  # as Python hands them over
+    code, out, _ = command("generate", "--prompt", prompt, "--n", 3, "--json")
+    assert code == 0
+    assert json.loads(out)["text"].startswith("def \ufffd\ufffd(")
+    assert command("generate", "--prompt", prompt, "--n", 3)[1].startswith("def \ufffd\ufffd(")
+
+
+def test_a_temperature_that_is_zero_in_float32_takes_the_likeliest_byte(command):
+    texts = [command("generate", "--n", 5, "--temperature", t, "--json")[1] for t in (0, 1e-300, 1e-40)]
+    assert len({json.loads(text)["text"] for text in texts}) == 1

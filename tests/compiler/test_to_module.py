@@ -331,7 +331,7 @@ def test_files_that_are_no_such_weights_are_named(tmp_path):
     with pytest.raises(InputError, match="format of"):
         ExactTransformer.load(path)
     Path(path).write_bytes(whole.replace(b'\\"tokens\\": 4', b'\\"tokens\\": 5'))
-    with pytest.raises(InputError, match="expected those of its config"):
+    with pytest.raises(InputError, match=r"number of .*\(4, 1\), expected torch.float32 \(5, 1\)"):
         ExactTransformer.load(path)
 
 
@@ -339,3 +339,25 @@ def test_more_hops_cost_layers_not_width():
     sizes = {k: to_module(k_hop_program(16, 4, k)) for k in (1, 2, 4, 8)}
     assert [len(model.layers) for model in sizes.values()] == [7, 9, 11, 13]
     assert len({max(max(layer.widths) for layer in model.config.layers) for model in sizes.values()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (b'"tokens\\": 4', b'"tokens\\": 2000000000', "number of"),
+        (b'"tokens\\": 4', b'"tokens\\": 99999999999', "tokens: got 99999999999"),
+        (b'"inputs\\": 1', b'"inputs\\": 2', "widths of a network: got"),
+        (b'"kept\\": ', b'"kept\\": 1', "widths of a network: got"),
+        (b'"layers\\": [{', b'"layers\\": [1, {', "those of its config"),
+    ],
+)
+def test_sizes_of_a_tampered_file_are_judged_before_anything_is_made(tmp_path, before, after, said):
+    path = to_module(sum_program(4)).save(tmp_path / "sum")
+    whole = path.read_bytes()
+    changed = whole.replace(before, after, 1)
+    assert changed != whole
+    longer = len(changed) - len(whole)
+    header = int.from_bytes(changed[:8], "little") + longer
+    path.write_bytes(header.to_bytes(8, "little") + changed[8:])
+    with pytest.raises(InputError, match=said):
+        ExactTransformer.load(path)

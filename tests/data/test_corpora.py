@@ -1,10 +1,12 @@
 """Corpora: what is packed is what was in the package, whole, checked, and split without a leak."""
 
+import contextlib
 import dataclasses
 import gzip
 import hashlib
 import json
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from annattn.data import CORPORA, Arrived, Corpus, data_folder, fetch, load
 from annattn.data.corpora import Package
 from annattn.errors import InputError
+from annattn.files import held
 
 FILES = {f"tiny/{number}.py": f"# file {number}\n".encode() * (number + 1) for number in range(40)}
 
@@ -111,23 +114,73 @@ def test_a_file_with_one_byte_changed_is_refused_and_leaves_nothing(plain):
         load("plain")
 
 
-def test_damage_is_noticed_on_loading_by_size_and_on_fetching_by_content(plain):
+def test_damage_is_noticed_on_loading(plain):
     path, data = plain
     fetch("plain", file=path)
     kept = data_folder() / "plain.bytes"
-    kept.write_bytes(data[:-1] + b"x")
-    load("plain")
-    with pytest.raises(InputError, match="delete it and fetch it again"):
-        fetch("plain")
-    kept.write_bytes(data[:-1])
-    with pytest.raises(InputError, match="damaged"):
-        load("plain")
+    for damaged in (data[:-1] + b"x", data[:-1], b"", data + b"x"):
+        kept.write_bytes(damaged)
+        for read in (load, fetch):
+            with pytest.raises(InputError, match=r"damaged.*delete it and plain.json beside it"):
+                read("plain")
     kept.write_bytes(data)
     about = data_folder() / "plain.json"
-    for broken in ("{", "{}", json.dumps({"bytes": 2560, "sha256": "", "splits": {"train": [0, 9999]}})):
+    known = json.loads(about.read_text())
+    for broken in (
+        "{",
+        "{}",
+        "[" * 100_000,
+        json.dumps(known | {"splits": {"train": [0, 9999]}}),
+        json.dumps(known | {"splits": {"train": [0, 2560], "validation": [2304, 2432], "test": [2432, 2560]}}),
+        json.dumps(known | {"splits": {"train": [0, 2304], "validation": [2304, 2304], "test": [2304, 2560]}}),
+        about.read_text().replace("2304", "1e999"),
+    ):
         about.write_text(broken)
         with pytest.raises(InputError, match="damaged"):
             load("plain")
+    about.write_text(json.dumps(known))
+    assert bytes(load("plain").data) == data
+
+
+WHOLE = gzip.compress(bytes(99), mtime=0)
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"", b"no gzip", WHOLE[:-9], WHOLE[:12] + b"x" * 9], ids=["empty", "other", "cut", "garbled"]
+)
+def test_a_damaged_gzip_is_named_and_leaves_nothing(plain, damaged):
+    plain[0].write_bytes(damaged)
+    with pytest.raises(InputError, match=r"plain.gz(, damaged, expected a whole .gz| with the SHA-256)"):
+        fetch("plain", file=plain[0])
+    assert not list(data_folder().glob("plain.bytes"))
+
+
+def test_a_device_is_no_corpus(plain):
+    with pytest.raises(InputError, match="/dev/zero, which is no file"):
+        fetch("plain", file=Path("/dev/zero"))
+
+
+def test_of_two_processes_that_pack_one_waits_for_nothing_and_says_who_packs(plain):
+    path, data = plain
+    with held(data_folder() / "plain.partial"), pytest.raises(InputError, match="in use by process"):
+        fetch("plain", file=path)
+    assert bytes(fetch("plain", file=path).data) == data
+
+
+def test_what_another_process_packed_meanwhile_is_not_packed_again(plain, monkeypatch):
+    path, data = plain
+    fetch("plain", file=path)
+    packed = (data_folder() / "plain.bytes").stat().st_ino
+
+    @contextlib.contextmanager
+    def later(folder):
+        (data_folder() / "hidden.json").rename(data_folder() / "plain.json")
+        yield
+
+    (data_folder() / "plain.json").rename(data_folder() / "hidden.json")
+    monkeypatch.setattr("annattn.data.fetching.held", later)
+    assert bytes(fetch("plain", file=path).data) == data
+    assert (data_folder() / "plain.bytes").stat().st_ino == packed
 
 
 def test_excerpts_are_of_their_split_and_the_same_for_the_same_seed(plain):

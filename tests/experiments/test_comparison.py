@@ -138,7 +138,7 @@ def test_a_result_of_other_settings_is_refused(tmp_path):
     with pytest.raises(InputError, match="run with other settings"):
         read_runs(HARDLY, tmp_path)
     path.write_text("{")
-    with pytest.raises(InputError, match="damaged"):
+    with pytest.raises(InputError, match="expected the JSON of a run"):
         read_runs(HARDLY, tmp_path)
 
 

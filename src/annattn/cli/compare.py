@@ -1,6 +1,5 @@
 """`annattn compare`: every efficient attention on the same tasks."""
 
-import json
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -12,12 +11,21 @@ from rich.progress import MofNCompleteColumn
 from rich.table import Column, Table
 
 from annattn.checks import did_you_mean, require_choice, require_count
-from annattn.cli.terminal import Flag, JsonFlag, print_json, print_line, progress_bar, stderr_console, stdout_console
+from annattn.cli.terminal import (
+    Flag,
+    Integer,
+    JsonFlag,
+    print_json,
+    print_line,
+    progress_bar,
+    stderr_console,
+    stdout_console,
+)
 from annattn.drawing import write_figure
 from annattn.errors import InputError
 from annattn.experiments import Progress as Step
-from annattn.experiments.comparison import PROFILES, Profile, Run, next_runs, read_runs, run_one, summary
-from annattn.files import held, write_json
+from annattn.experiments.comparison import CONTENDERS, PROFILES, Profile, Run, next_runs, read_runs, run_one, summary
+from annattn.files import held, read_json, write_json
 from annattn.measure.contender_costs import LENGTHS, contender_costs
 from annattn.report.comparison import error_text, frontier_chart
 
@@ -31,7 +39,7 @@ def compare(
     *names: str,
     profile: Literal["small", "quick", "full", "listops"] = "quick",
     folder: Path = Path("results/compare"),
-    seeds: int | None = None,
+    seeds: Integer | None = None,
     minutes: float | None = None,
     again: Flag = False,
     as_json: JsonFlag = False,
@@ -126,10 +134,19 @@ def _costs(place: Path, console: Console, *, again: bool) -> dict[str, Any] | No
 
 
 def _read_costs(path: Path) -> dict[str, Any]:
+    expected = "the costs that annattn compare wrote"
+    found = read_json(path, "costs", expected)
     try:
-        return json.loads(path.read_text())
-    except ValueError as wrong:
-        raise InputError("costs", given=f"{path}, damaged", expected="JSON", hint=str(wrong)) from None
+        for name in CONTENDERS:
+            cost = found["contenders"][name]
+            numbers = [cost["seconds_per_token"][str(n)] for n in LENGTHS]
+            numbers += [cost["state_bytes"][str(n)] or 0 for n in LENGTHS]
+            if not all(isinstance(x, int | float) for x in numbers):
+                raise TypeError("not a number")
+    except (KeyError, TypeError) as wrong:
+        hint = f"annattn compare --again measures them anew ({wrong!r})"
+        raise InputError("costs", given=f"{path}, damaged", expected=expected, hint=hint) from None
+    return found
 
 
 def _error_tables(found: dict[str, Any]) -> Iterator[Table]:

@@ -1,5 +1,6 @@
 """`annattn generate`: stream text from a model that comes with the library."""
 
+import os
 import sys
 import time
 
@@ -38,19 +39,22 @@ def generate(
 
     n = require_count("--n", n)
     require_number("--temperature", temperature, "a number of at least 0", low=0)
+    # As it was typed: a terminal may send bytes that are no UTF-8.
+    given = os.fsencode(prompt)
     chosen = text_model(model)
     margin = _Margin(shows_progress(stdout_console()))
     started, written = time.perf_counter(), bytearray()
-    for byte, shown in stream(chosen, prompt.encode(), n, temperature=temperature, seed=seed):
+    for byte, shown in stream(chosen, given, n, temperature=temperature, seed=seed):
         if not as_json:
             if not written:  # only now: loading kernels may have had something to say
-                sys.stdout.write(margin.after(0) + prompt.replace("\n", "\n" + margin.after(0)))
+                begun = given.decode("utf-8", "replace")
+                sys.stdout.write(margin.after(0) + begun.replace("\n", "\n" + margin.after(0)))
             sys.stdout.write(shown.replace("\n", "\n" + margin.after(len(written) + 1)) if "\n" in shown else shown)
             sys.stdout.flush()
         written.append(byte)
     seconds = time.perf_counter() - started
     if as_json:
-        text = (prompt.encode() + bytes(written)).decode("utf-8", "replace")
+        text = (given + bytes(written)).decode("utf-8", "replace")
         print_json({"model": model, "text": text, "bytes": n, "seconds": seconds})
         return
     sys.stdout.write("\n")

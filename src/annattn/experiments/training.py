@@ -17,10 +17,10 @@ from torch import Tensor
 from annattn.errors import InputError
 from annattn.experiments.ranks import Ranks
 from annattn.experiments.recipe import Recipe, read_recipe, write_recipe
-from annattn.experiments.run_files import write_run
+from annattn.experiments.run_files import check_unclaimed, read_run, write_run
 from annattn.files import held, write_json
 from annattn.nn import Transformer
-from annattn.nn.checkpoint import check_tensors, read_moments, read_tensors, save_model
+from annattn.nn.checkpoint import save_model
 from annattn.seeds import check_seed
 from annattn.tasks import Batch
 
@@ -187,10 +187,7 @@ class _Run:
     def _open(self, folder: Path) -> None:
         """Continue the run in the folder, or claim the folder now, so that one that cannot be written fails early."""
         if not (folder / "run.json").exists():
-            for name in ("state.safetensors", "model.safetensors", "model.json"):
-                if (folder / name).exists():
-                    given = f"{folder}, with {name} and no run.json"
-                    raise InputError("folder", given=given, expected="an empty folder or a whole run")
+            check_unclaimed(folder)
             folder.mkdir(parents=True, exist_ok=True)
             write_json(self._about, folder / "run.json")
             return
@@ -203,40 +200,6 @@ class _Run:
             raise InputError(
                 "folder", given=f"{folder}, which holds another run", expected="an empty folder or the same run"
             )
-        path = folder / "state.safetensors"
-        if reached or path.exists():
-            self._resume(path)
-
-    def _resume(self, path: Path) -> None:
-        state = read_tensors(path)
-        weights = {name.removeprefix("model."): x for name, x in state.items() if name.startswith("model.")}
-        check_tensors(self.model, weights, str(path))
-        self.model.load_state_dict(weights)
-        step = state.get("step", torch.tensor(-1))
-        if step.numel() != 1 or not 0 <= step.item() <= self.recipe.steps:
-            given = step.tolist() if "step" in state else "none"
-            raise InputError(f"step of {path}", given=given, expected=f"one of 0 to {self.recipe.steps}")
-        self.step = int(step)
-        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": self._moments(state, path)})
-        with contextlib.suppress(OSError, ValueError):  # only people read the log, so a damaged one is replaced
-            lines = (path.parent / "log.csv").read_text().splitlines()
-            self.log = lines[:1] + [line for line in lines[1:] if int(line.split(",")[0]) <= self.step]
-
-    def _moments(self, state: dict[str, Tensor], path: Path) -> dict[int, dict[str, Tensor]]:
-        """The optimiser's state for every weight; empty before the first step."""
-        shapes = {"step": torch.Size(), "exp_avg": None, "exp_avg_sq": None}
-        wanted = {
-            f"adam.{index}.{name}": weight.shape if shape is None else shape
-            for index, weight in enumerate(self.model.parameters() if self.step else ())
-            for name, shape in shapes.items()
-        }
-        found = {name: tensor.shape for name, tensor in state.items() if name.startswith("adam.")}
-        wrong = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
-        if wrong:
-            raise InputError(
-                str(path), given=f"{wrong[0]} of shape {found.get(wrong[0])}", expected=str(wanted.get(wrong[0]))
-            )
-        for name in found:
-            if not state[name].isfinite().all():
-                raise InputError(f"{name} of {path}", given="NaN or infinity", expected="finite numbers")
-        return read_moments(state)
+        if reached or (folder / "state.safetensors").exists():
+            self.step, log = read_run(folder, self.model, self.optimiser, self.recipe.steps)
+            self.log = log or self.log

@@ -140,5 +140,7 @@ def choose_token(logits: Tensor, temperature: float, top_k: int | None, generato
     if top_k is not None and top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
+    # A temperature that is zero in this dtype would make NaN of the largest logit, 0/0.
+    temperature = max(temperature, torch.finfo(logits.dtype).tiny)
     chances = ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
     return torch.multinomial(chances, 1, generator=generator)[:, 0]

@@ -22,8 +22,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from annattn.attention import exact_match_attention
+from annattn.checks import LARGEST_COUNT, require_count
 from annattn.errors import CollisionError, InputError
 from annattn.files import write_bytes
+from annattn.nn.checkpoint import check_tensors
 
 __all__ = ["ExactConfig", "ExactLayerConfig", "ExactTransformer"]
 
@@ -40,6 +42,17 @@ class ExactLayerConfig:
     kept: int
     widths: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        for name in ("messages", "ports", "value_width", "kept"):
+            require_count(name, getattr(self, name), least=0, most=LARGEST_COUNT)
+        made = self.kept + self.ports + self.messages + self.messages * self.value_width
+        _check_widths(self.widths, last=made)
+
+    @property
+    def words(self) -> int:
+        """How many words a token has after it."""
+        return self.kept + (self.ports * self.value_width if self.messages else 0)
+
 
 @dataclass(frozen=True)
 class ExactConfig:
@@ -52,6 +65,15 @@ class ExactConfig:
     layers: tuple[ExactLayerConfig, ...]
     output_widths: tuple[int, ...]
     dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "inputs", "outputs", "output_tokens"):
+            require_count(name, getattr(self, name), least=0, most=LARGEST_COUNT)
+        words = 1 + self.inputs
+        for layer in self.layers:
+            _check_widths(layer.widths, first=words)
+            words = layer.words
+        _check_widths(self.output_widths, first=words)
 
 
 class ExactTransformer(nn.Module):
@@ -154,9 +176,14 @@ class ExactTransformer(nn.Module):
         if metadata.get("format") != FORMAT:
             raise InputError(f"format of {path}", given=metadata.get("format"), expected=FORMAT)
         try:
-            model = cls(_read_config(json.loads(metadata["config"])))
+            config = _read_config(json.loads(metadata["config"]))
+            with torch.device("meta"):  # shapes alone, before anything of a size that a file says is made
+                check_tensors(cls(config), tensors, str(path))
+            model = cls(config)
             model.load_state_dict(tensors)
-        except (KeyError, TypeError, ValueError, RuntimeError) as wrong:
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError, RuntimeError, RecursionError) as wrong:
             hint = str(wrong).splitlines()[0]
             raise InputError(f"weights of {path}", given="others", expected="those of its config", hint=hint) from None
         return model
@@ -203,6 +230,16 @@ class ExactLayer(nn.Module):
             token, port = divmod(place, self.config.ports)
             detail = f"{int(counts.max())} messages for port {port}; the program broke its own rule on this input"
             raise CollisionError(layer=self.number, head=port, token=token, detail=detail)
+
+
+def _check_widths(widths: Sequence[int], *, first: int | None = None, last: int | None = None) -> None:
+    """Raise InputError unless a network of these widths exists, and begins and ends with the words that there are."""
+    for width in widths:
+        require_count("width of a network", width, least=0, most=LARGEST_COUNT)
+    ends = ((0, first), (-1, last))
+    if len(widths) < 2 or any(wanted is not None and widths[at] != wanted for at, wanted in ends):
+        wanted = ", ".join(f"{name} {width}" for name, width in (("from", first), ("to", last)) if width is not None)
+        raise InputError("widths of a network", given=list(widths), expected=wanted)
 
 
 def _network(widths: Sequence[int], dtype: torch.dtype) -> nn.Sequential:

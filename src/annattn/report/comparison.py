@@ -27,6 +27,16 @@ def read_comparison(path: Path) -> dict[str, Any]:
     found = read_json(path, "comparison", expected)
     if not {"columns", "rows", "costs", "profile"} <= found.keys():
         raise InputError("comparison", given=str(path), expected=expected)
+    try:  # whatever the page makes of it
+        for is_causal in PANELS:
+            frontier_chart(found, is_causal=is_causal, width=760)
+        for column in found["columns"]:
+            f"{column['title']}{column['guess']:.3f}".join(
+                f"{row['title']}{error_text(row['cells'][column['name']])}" for row in found["rows"]
+            )
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as wrong:
+        given = f"{path}, damaged"
+        raise InputError("comparison", given=given, expected=expected, hint=repr(wrong)) from None
     return found
 
 

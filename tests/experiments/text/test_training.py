@@ -20,6 +20,7 @@ from annattn.experiments.text import (
     train_text,
 )
 from annattn.experiments.text.training import _Run
+from annattn.nn.checkpoint import read_tensors, write_tensors
 
 TINY = TextConfig(dim=16, layers=2, heads=2, window=8, far_layer=1, grams=4, key_dim=8, value_dim=8, tables=4, hashes=6)
 RECIPE = TextRecipe("tiny", TINY, steps=6, batch=2, length=100, warmup=2, tables=4, hashes=6, facts=1, weight=2.0)
@@ -117,6 +118,59 @@ def test_damaged_models_are_refused(tmp_path):
         load_text_model(tmp_path / "model")
     with pytest.raises(InputError, match="exists"):
         load_text_model(tmp_path / "none")
+
+
+def test_sizes_of_a_tampered_model_are_judged_before_anything_is_made(tmp_path):
+    train_text(dataclasses.replace(RECIPE, steps=1), tiny(), folder=tmp_path)
+    about = tmp_path / "model.json"
+    data = json.loads(about.read_text())
+    for option, said in (
+        ("layers", "tensors, expected 60000 layers"),
+        ("dim", "expected torch.float32"),
+        ("key_dim", "expected torch.float32"),
+        ("tables", "tables times hashes: got 360000"),
+    ):
+        about.write_text(json.dumps(data | {"model": data["model"] | {option: 60_000}}))
+        with pytest.raises(InputError, match=said):
+            load_text_model(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "said"),
+    [
+        ("step", torch.tensor(-1), "step of .*got -1"),
+        ("step", torch.tensor(99), "step of .*got 99"),
+        ("step", torch.tensor([1, 2]), "step of"),
+        ("step", torch.tensor(1.5), "step of"),
+        ("adam.0.exp_avg", None, "adam.0.exp_avg"),
+        ("adam.0.exp_avg_sq", torch.zeros(3), "adam.0.exp_avg_sq"),
+        ("adam.0.step", torch.tensor(torch.nan), "adam.0.step"),
+        ("adam.x.y.z", torch.zeros(1), "adam.x.y.z"),
+        ("model.head.bias", torch.full((256,), torch.inf), "NaN or infinity"),
+    ],
+)
+def test_a_tampered_state_is_named_and_left_as_it_is(tmp_path, name, wrong, said):
+    train_text(RECIPE, tiny(), folder=tmp_path, stop_at=2)
+    path = tmp_path / "state.safetensors"
+    state = read_tensors(path)
+    if wrong is None:
+        del state[name]
+    else:
+        state[name] = wrong
+    write_tensors(state, path)
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=said):
+        train_text(RECIPE, tiny(), folder=tmp_path)
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_log_stops_nothing_and_a_folder_of_others_is_refused(tmp_path):
+    train_text(RECIPE, tiny(), folder=tmp_path, stop_at=2)
+    (tmp_path / "log.csv").write_bytes(b"step\nno number\xff,")
+    train_text(RECIPE, tiny(), folder=tmp_path)
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(InputError, match=r"with state.safetensors and no run\.json"):
+        train_text(RECIPE, tiny(), folder=tmp_path)
 
 
 def test_recipes_are_the_same_but_for_the_far_head():

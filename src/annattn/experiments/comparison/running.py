@@ -1,9 +1,10 @@
 """The runs of a comparison: one JSON file each, in an order in which every contender gets its first run early."""
 
 import json
+import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from annattn.experiments.comparison.settings import ComparedTask, Profile
 from annattn.experiments.evaluation import Error, measure
 from annattn.experiments.recipe import write_recipe
 from annattn.experiments.training import Progress, train
-from annattn.files import as_json, held, write_json
+from annattn.files import as_json, held, read_json, write_json
 from annattn.nn import Transformer
 from annattn.nn.checkpoint import write_attention
 
@@ -91,22 +92,35 @@ def read_runs(profile: Profile, folder: Path) -> Results:
         path = _result(folder, run)
         if not path.exists():
             continue
-        try:
-            data = json.loads(path.read_text())
-            recipe = data["recipe"]
-        except (OSError, ValueError, KeyError, TypeError) as wrong:
-            raise InputError(
-                "result", given=f"{path}, damaged", expected="the JSON of a run", hint=str(wrong)
-            ) from None
-        if recipe != json.loads(as_json(_recipe(profile, run))):
+        data = read_json(path, "result", "the JSON of a run; delete it to run it again")
+        if "recipe" in data and data["recipe"] != json.loads(as_json(_recipe(profile, run))):
             raise InputError(
                 "result",
                 given=f"{path}, which was run with other settings",
                 expected="the settings of this profile",
                 hint="choose another folder, or delete that file to run it again",
             )
-        found[run] = data
+        found[run] = _checked(data, path, profile.tasks[run.task].columns(run.task))
     return found
+
+
+def _checked(data: dict[str, Any], path: Path, columns: Iterable[str]) -> dict[str, Any]:
+    """The result of a run, if it has every number that the table is made of."""
+    try:
+        numbers = [data["validation"], data["parameters"], data["seconds"], data["seed"]]
+        if data.get("processor_seconds") is not None:
+            numbers.append(data["processor_seconds"])
+        numbers += [data["errors"][column][what] for column in columns for what in ("mean", "spread")]
+        if "recipe" not in data or not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
+            raise ValueError("a number is missing")
+    except (KeyError, TypeError, ValueError, OverflowError) as wrong:
+        raise InputError(
+            "result",
+            given=f"{path}, damaged",
+            expected="the JSON of a run",
+            hint=f"delete it to run it again ({wrong!r})",
+        ) from None
+    return data
 
 
 def run_one(

@@ -68,6 +68,8 @@ class TextConfig:
     def __post_init__(self) -> None:
         for name in ("dim", "layers", "heads", "window", "grams", "key_dim", "value_dim", "tables", "hashes"):
             object.__setattr__(self, name, require_count(name, getattr(self, name), most=2**16))
+        # Whatever a file says: so many functions are drawn within seconds.
+        require_count("tables times hashes", self.tables * self.hashes, most=2**16)
         require_count("far_layer", self.far_layer, least=0, most=self.layers - 1)
         require_choice("far", self.far, FAR)
         require_number("decay", self.decay, "a number from 0 to 1", low=0, high=1)

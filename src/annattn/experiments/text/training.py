@@ -17,13 +17,13 @@ from annattn.checks import require_count, require_number
 from annattn.data import Text
 from annattn.errors import InputError
 from annattn.experiments.ranks import Ranks
-from annattn.experiments.run_files import write_run
+from annattn.experiments.run_files import check_unclaimed, read_run, write_run
 from annattn.experiments.text.model import TextConfig, TextModel
 from annattn.experiments.text.needles import plant_twice
 from annattn.experiments.training import Progress
 from annattn.files import held, write_json
 from annattn.lsh import Hyperplane
-from annattn.nn.checkpoint import check_tensors, read_moments, read_tensors, write_tensors
+from annattn.nn.checkpoint import check_tensors, read_tensors, write_tensors
 from annattn.seeds import check_seed, derive_seed
 
 __all__ = ["TextRecipe", "load_text_model", "save_text_model", "train_text"]
@@ -139,6 +139,9 @@ class _Run:
         self.step, self.log = 0, ["step,bits"]
         if folder is not None and (folder / "run.json").exists():
             self._resume(folder)
+        elif folder is not None:  # claimed now, so that one that cannot be written fails early
+            check_unclaimed(folder)
+            write_json(self.about, folder / "run.json")
 
     @cached_property
     def forward(self) -> nn.Module:
@@ -198,14 +201,9 @@ class _Run:
             raise InputError(
                 "folder", given=f"{folder}, which holds another run", expected="an empty folder or the same run"
             )
-        state = read_tensors(folder / "state.safetensors")
-        weights = {name.removeprefix("model."): x for name, x in state.items() if name.startswith("model.")}
-        check_tensors(self.model, weights, str(folder))
-        self.model.load_state_dict(weights)
-        self.step = int(state["step"])
-        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": read_moments(state)})
-        lines = (folder / "log.csv").read_text().splitlines()
-        self.log = lines[:1] + [line for line in lines[1:] if int(line.split(",")[0]) <= self.step]
+        if (folder / "state.safetensors").exists():
+            self.step, log = read_run(folder, self.model, self.optimiser, self.recipe.steps)
+            self.log = log or self.log
 
 
 def save_text_model(model: TextModel, path: Path, *, notes: dict[str, Any]) -> None:
@@ -218,17 +216,24 @@ def save_text_model(model: TextModel, path: Path, *, notes: dict[str, Any]) -> N
 def load_text_model(path: Path) -> tuple[TextModel, dict[str, Any]]:
     """The model at `path`, ready to read, and its notes."""
     data = _json(path.with_suffix(".json"))
+    if data.get("format") != "text-1":
+        raise InputError("text model", given=f"the format {data.get('format')!r}", expected="text-1")
     try:
-        if data["format"] != "text-1":
-            raise InputError("text model", given=f"the format {data['format']!r}", expected="text-1")
-        model = TextModel(TextConfig(**data["model"]))
-        notes = dict(data["notes"])
-    except (KeyError, TypeError, ValueError) as wrong:
-        if isinstance(wrong, InputError):
-            raise
+        config, notes = TextConfig(**data["model"]), dict(data["notes"])
+    except InputError as wrong:
+        raise InputError(f"model of {path}.json", given="an impossible config", expected=str(wrong)) from None
+    except (KeyError, TypeError, ValueError):
         raise InputError("text model", given=f"{path}.json, damaged", expected="sizes and notes") from None
-    weights = {name: x.float() for name, x in read_tensors(path.with_suffix(".safetensors")).items()}
-    check_tensors(model, weights, str(path))
+    weights = {
+        name: x.float() if x.is_floating_point() else x
+        for name, x in read_tensors(path.with_suffix(".safetensors")).items()
+    }
+    if config.layers <= len(weights):  # a file has as many layers as it has tensors for, so the next line is quick
+        with torch.device("meta"):  # shapes alone, so that a config of another size is known before it takes memory
+            check_tensors(TextModel(config), weights, str(path))
+    else:
+        raise InputError(f"weights of {path}", given=f"{len(weights)} tensors", expected=f"{config.layers} layers")
+    model = TextModel(config)
     model.load_state_dict(weights)
     return model.eval(), notes
 
