@@ -34,7 +34,7 @@ def parallel(work: Callable[[], None], threads: int) -> bool:
     global _start
     if _start is _UNKNOWN:
         _start = _find()
-    if _start is None:
+    if _start is None or sys.is_finalizing():  # then other threads can no longer run Python, and the team would hang
         return False
     raised: list[BaseException] = []
 
