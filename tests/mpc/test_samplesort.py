@@ -8,10 +8,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from annattn.errors import InboxError, OutboxError
-from annattn.mpc import check_sharding, run, with_partners
+from annattn.mpc import Mail, check_sharding, run, with_partners
 from annattn.mpc.delivery import deliver
 from annattn.mpc.model import spread
-from annattn.mpc.parts import sorting
+from annattn.mpc.parts import samplesort, sorting
 from annattn.mpc.parts.samplesort import MOST, Samplesort, plan_samplesort
 from annattn.mpc.parts.sorting import can_sort, plan_sort
 from annattn.mpc.parts.stages import in_order
@@ -99,6 +99,82 @@ def test_a_seed_that_does_not_fit_is_an_error_and_never_a_wrong_answer(only_samp
         run(protocol, protocol.sample(np.random.default_rng(0)))
 
 
+def slots_of(plan: Samplesort, n: int) -> np.ndarray:
+    """The slot of each record of the input, as an adversary who knows the seed works it out."""
+    place = np.arange(n)
+    return np.random.default_rng([plan.seed, plan.rows * plan.buckets]).permutation(plan.rows * plan.buckets)[place]
+
+
+@pytest.mark.parametrize("largest", [False, True])
+def test_an_adversary_who_knows_the_seed_gets_an_error_and_other_seeds_sort_the_same_input(largest, only_samples):
+    """The smallest or largest keys are put where the first samples are drawn, so one bucket gets nearly all records."""
+    protocol = Sort(N, 2 * CAPACITY)
+    plan = protocol.plan
+    assert isinstance(plan, Samplesort)
+    words, drawn = np.empty(N, np.uint64), slots_of(plan, N) < plan.sample * plan.team
+    assert drawn.sum() < N / 4
+    words[np.argsort(drawn if largest else ~drawn, kind="stable")] = np.arange(N)
+    with pytest.raises(InboxError, match="received"):
+        run(protocol, words)
+    for seed in range(1, 4):
+        assert np.array_equal(run(Sort(N, 2 * CAPACITY, seed=seed), words).output, np.arange(N))
+
+
+def test_an_adversary_who_searches_greedily_never_gets_a_wrong_answer(only_samples):
+    """Two blocks of keys change places for as long as that makes the largest bucket grow."""
+    n, room = 1500, 150
+    protocol = Sort(n, 2 * room)
+    plan, rng = protocol.plan, np.random.default_rng(0)
+    assert isinstance(plan, Samplesort)
+    assert plan.levels > 1
+
+    def bucket(words: np.ndarray) -> int:
+        mail = spread(np.column_stack([words, np.arange(n, dtype=np.uint64)]), plan.rows)
+        for i in range(2 + 4 * plan.levels):
+            mail = deliver(plan.step(i, mail, (0, 1)), plan.machines)
+        return int(np.bincount(mail.dest).max())
+
+    words = rng.permutation(n).astype(np.uint64)
+    start = worst = bucket(words)
+    for _ in range(120):
+        trial = words.copy()
+        one, two = rng.integers(0, n - 40, 2)
+        trial[one : one + 40], trial[two : two + 40] = words[two : two + 40].copy(), words[one : one + 40].copy()
+        if len(np.unique(trial)) == n and (load := bucket(trial)) >= worst:
+            words, worst = trial, load
+    assert worst > start
+    try:
+        assert np.array_equal(run(protocol, words).output, np.arange(n))
+    except (InboxError, OutboxError):
+        assert worst > room
+    assert np.array_equal(run(Sort(n, 2 * room, seed=1), words).output, np.arange(n))
+
+
+@pytest.mark.parametrize("n", [N, N - 77, 50])
+def test_what_happens_depends_only_on_which_rank_is_in_which_slot(n):
+    """So a bad shuffle is as rare for one input as for another: renaming the places renames the shuffle."""
+    plan = plan_samplesort(N, CAPACITY)
+    assert plan is not None
+    rng, size = np.random.default_rng(n), plan.rows * plan.buckets
+    shuffle, before = rng.permutation(size), rng.permutation(n)
+
+    def loads(keys: np.ndarray, shuffle: np.ndarray) -> list[np.ndarray]:
+        seen, mail = [], spread(keys.astype(np.uint64)[:, None], plan.rows)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(samplesort, "_permutation", lambda size, seed: shuffle)
+            for i in range(plan.rounds):
+                mail = deliver(plan.step(i, mail, (0,)), plan.machines)
+                seen.append(np.bincount(mail.dest, minlength=plan.machines))
+        return seen[1 : 2 + 4 * plan.levels]
+
+    renamed = shuffle.copy()
+    renamed[:n] = shuffle[before]
+    some = loads(np.arange(n), shuffle)
+    for other, same in zip(loads(before, renamed), some, strict=True):
+        assert np.array_equal(other, same)
+    assert any(not np.array_equal(other, one) for other, one in zip(loads(before, shuffle), some, strict=True))
+
+
 @settings(max_examples=60, deadline=None)
 @given(n=st.integers(10, 10**7), capacity=st.integers(2, 3000), more=st.integers(1, 500))
 def test_more_memory_never_makes_it_impossible_or_slower_by_a_level(n, capacity, more):
@@ -106,6 +182,9 @@ def test_more_memory_never_makes_it_impossible_or_slower_by_a_level(n, capacity,
     if less is not None:
         assert greater is not None
         assert greater.capacity <= capacity + more
+        if capacity + more < n:
+            # Made for at most a quarter less than there is room for, on at most 25 times the machines that hold that.
+            assert 3 * greater.machines * (capacity + more) <= 4 * MOST * n
 
 
 @pytest.mark.parametrize(
@@ -198,3 +277,15 @@ def test_records_are_sorted_by_samples_where_columnsort_would_take_64_rounds():
 def test_the_least_memory_is_that_of_the_docs(bits, least):
     assert plan_samplesort(2**bits, least - 1) is None
     assert plan_samplesort(2**bits, least) is not None
+
+
+def test_a_machine_shows_records_at_even_distances_of_its_own():
+    plan = plan_samplesort(N, CAPACITY)
+    assert plan is not None
+    machine = np.repeat([0, 1, 2], [10, 3, 1])
+    own = Mail(machine, machine, np.arange(14, dtype=np.uint64)[:, None])
+    splitters = plan._spaced(own, np.arange(1, 5), np.zeros(3))
+    assert splitters.words[:, 0].tolist() == [2, 4, 6, 8, 10, 11, 11, 12, 13, 13, 13, 13]
+    assert splitters.dest.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    shown = plan._spaced(own, np.arange(5), np.array([0.5, 0, 0]))
+    assert shown.words[:, 0].tolist() == [1, 3, 5, 7, 9, 10, 11, 12, 13]

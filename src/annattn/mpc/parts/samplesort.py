@@ -14,9 +14,10 @@ enough for all levels.
 
 Buckets differ in size. So their sizes are added up in a tree, and every record goes to the machine of its rank.
 
-Only the shuffle is random. Records are told apart by their keys alone, so what happens depends on the order of the
-records after the shuffle, which is uniform whatever the input. So a bad seed is as rare for one input as for another,
-no input has only bad seeds, and a bad seed breaks a limit: an error, never a wrong answer.
+Only the shuffle, and where a machine starts to show its records, depend on the seed. Records are told apart by their
+keys alone, so what happens depends only on which rank is in which slot after the shuffle, which is uniform whatever the
+input. So a bad shuffle is as rare for one input as for another, no input has only bad ones, and a bad one breaks a
+limit: an error, never a wrong answer.
 """
 
 import math
@@ -37,9 +38,12 @@ from annattn.seeds import scramble
 __all__ = ["MOST", "Samplesort", "fitting", "nearby", "plan_samplesort"]
 
 FAILURE = 1e-3
-"""The estimated probability that a seed is bad, at most. The estimate is on the safe side: see `docs/sorting.md`."""
+"""The estimated probability that a seed is bad, at most; `docs/sorting.md` has how many bad ones were met."""
 MOST = 25
-"""The most machines of a plan, as a multiple of the n/s that hold the records. More would do with less memory."""
+"""The most machines of a plan, as a multiple of n/c for the c records per machine that it is made for.
+
+More would do with less memory. A plan may be made for up to a quarter fewer records than there is room for (`nearby`).
+"""
 
 
 @dataclass(frozen=True)
@@ -116,15 +120,15 @@ class Samplesort:
         return Mail(rank // self.rows, data.dest, data.words)
 
     def _shuffle(self, mail: Mail) -> Mail:
+        """Every record to the machine of its slot: slot x + j·p is the j-th of machine x."""
         position = mail.dest * self.rows + index_within(mail.dest)
         return Mail(_permutation(self.rows * self.buckets, self.seed)[position] % self.buckets, mail.dest, mail.words)
 
     def _draw(self, mail: Mail) -> Mail:
         """Every machine keeps its records and sends copies of some to the waves: record x + j·p of them is its j-th."""
         parts = [Mail(mail.dest, mail.dest, mail.words)]
-        # Mail comes in the order of senders, which the input may have arranged; the choice must not depend on it.
-        chance = scramble((mail.dest * self.rows + index_within(mail.dest)).astype(np.uint64), self.seed + 1)
-        drawn = mail.take(order_within(mail.dest, [chance]))
+        # In the order of slots. The order in which mail comes is that of senders, which the input may have arranged.
+        drawn = mail.take(order_within(mail.dest, [self._slots(mail).astype(np.uint64)]))
         number = drawn.dest + index_within(drawn.dest) * self.buckets
         for wave in range(self.levels):
             chosen = np.flatnonzero(number < self.sample * self.size(wave))
@@ -132,6 +136,19 @@ class Samplesort:
             to = self.first(wave) + place * self.team + part % self.team
             parts.append(Mail(to, drawn.dest[chosen], drawn.words[chosen]))
         return join_mail(*parts)
+
+    def _slots(self, mail: Mail) -> Numbers:
+        """The slot of each record, found again from its sender: machines know the shuffle."""
+        size = self.rows * self.buckets
+        machine, which = np.unique(mail.dest, return_inverse=True)
+        slots = machine[:, None] + np.arange(self.rows) * self.buckets
+        # The positions before the shuffle that were sent to each machine, in the order in which it hears of them.
+        position = np.argsort(_permutation(size, self.seed))[slots]
+        order = np.argsort(position, axis=1)
+        sent = np.take_along_axis(position, order, axis=1) + np.arange(len(machine))[:, None] * size
+        first = np.searchsorted(sent.ravel(), which * size + mail.src * self.rows)
+        place = first + index_within(mail.dest * self.buckets + mail.src)
+        return np.take_along_axis(slots, order, axis=1).ravel()[place]
 
     def _wave(self, wave: int, time: int, mail: Mail, keys: Sequence[int]) -> list[Mail]:
         """What the machines of a wave send: they wait, pass a level, choose splitters, or are done."""
@@ -234,12 +251,12 @@ def plan_samplesort(n: int, capacity: int, seed: int = 0) -> Samplesort | None:
     None if no plan keeps the estimated probability of a bad seed below `FAILURE` on at most `MOST` times as many
     machines as hold the records. More memory never has none.
     """
-    least = _least_capacity(n, capacity)
-    if least is None:
+    if _least_capacity(n, capacity) is None:
         return None
-    plans = [_plan(n, tried) for tried in (least, *nearby(capacity))]
-    best = min((plan for plan in plans if plan is not None), key=lambda plan: (plan.rounds, plan.machines))
-    return replace(best, seed=seed)
+    plans = [plan for tried in nearby(capacity) if (plan := _plan(n, tried)) is not None]
+    if not plans:
+        plans = [next(plan for tried in reversed(_ladder(capacity)) if (plan := _plan(n, tried)) is not None)]
+    return replace(min(plans, key=lambda plan: (plan.rounds, plan.machines)), seed=seed)
 
 
 def nearby(capacity: int) -> list[int]:
