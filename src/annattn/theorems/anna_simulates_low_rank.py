@@ -92,7 +92,7 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
         free, predictions[n] = PredictedSizes.of(protocol), PredictedSizes.of(with_partners(protocol, k))
         bounds += _tree(protocol, free.layers, 2, _width(n) ** 2, _width(n), at)
         bounds += FewPartners.of(protocol.limits, k).bounds(protocol.rounds, k, predictions[n], at)
-        bounds.append(at_most("machines", protocol.limits.machines, n ** (2 / 3), "N^(2/3)", at))
+        bounds.append(at_most("machines that hold rows or sums", protocol.limits.machines, n ** (2 / 3), "N^(2/3)", at))
     return trials.verdict(
         "ANNA simulates low-rank attention",
         "random low-rank transformers of 1 to 3 layers, r = m = N^(1/6), to protocols with s = 8·N^(1/2), to "

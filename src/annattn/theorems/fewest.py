@@ -42,8 +42,8 @@ def tree_of(leaves: int, arity: int) -> tuple[int, int]:
 def fewest(n: int, capacity: int) -> Fewest:
     """The fewest rounds to sort n records with this many per machine, then the fewest machines.
 
-    Columnsort with one level or two if that is possible, else samples or, with too little memory for these, the 64
-    rounds of three levels.
+    Columnsort with one level or two if that is possible, else samples or, with too little memory for these, columnsort
+    with three levels.
 
     >>> fewest(1000, 200), fewest(100_000, 300).rounds, fewest(10**9, 2000).rounds
     (Fewest(rounds=4, machines=5, rows=200), 16, 27)
@@ -53,11 +53,13 @@ def fewest(n: int, capacity: int) -> Fewest:
     columns = _one_level(n, capacity) or _two_levels(n, capacity)
     samples = [_by_samples(n, tried) for tried in nearby(capacity)] if columns is None else []
     found = [plan for plan in (columns, *samples) if plan is not None and plan.rounds < 64]
-    return min(found, key=lambda plan: (plan.rounds, plan.machines), default=Fewest(64, 0, 0))
+    if not found:
+        found = [_three_levels(n, capacity)]
+    return min(found, key=lambda plan: (plan.rounds, plan.machines))
 
 
 def _one_level(n: int, capacity: int) -> Fewest | None:
-    """R ≥ 2(c-1)² records in each of c columns; r is even and c divides it."""
+    """Each of c columns has r ≥ 2(c-1)² records; r is even and c divides it."""
     for c in range(max(2, -(-n // capacity)), 2 + math.isqrt(capacity // 2)):
         even = math.lcm(2, c)
         rows = -(-max(-(-n // c), 2 * (c - 1) ** 2) // even) * even
@@ -85,8 +87,32 @@ def _two_levels(n: int, capacity: int) -> Fewest | None:
     return None if best is None else Fewest(16, *best)
 
 
+def _three_levels(n: int, capacity: int) -> Fewest:
+    """The same once more, with c'' columns of r·c·c' records; c and c' are powers of two."""
+    powers, best = [2**e for e in range(1, capacity.bit_length())], None
+    for c in powers:
+        for inner in powers:
+            lowest, most = max(2, -(-n // (c * inner * capacity))), 1 + math.isqrt(capacity * c * inner // 2)
+            if 2 * (c - 1) ** 2 > capacity or 2 * (inner - 1) ** 2 > capacity * c or lowest > most:
+                continue
+            for outer in range(lowest, most + 1):
+                even = math.lcm(2, c, inner // math.gcd(inner, c), outer // math.gcd(outer, c * inner))
+                least = max(
+                    -(-n // (c * inner * outer)),
+                    2 * (c - 1) ** 2,
+                    -(-2 * (inner - 1) ** 2 // c),
+                    -(-2 * (outer - 1) ** 2 // (c * inner)),
+                )
+                rows = -(-least // even) * even
+                if rows <= capacity:
+                    best = min(best or (c * inner * outer, rows), (c * inner * outer, rows))
+                    break
+    assert best is not None, "the rows choose enough memory"
+    return Fewest(64, *best)
+
+
 def _by_samples(n: int, capacity: int) -> Fewest | None:
-    """P = a^t machines, waves of c·a^i more, and a tree: 3 + 4t + 2·depth rounds."""
+    """On p = a^t machines, waves of c·a^i more, and a tree: 3 + 4t + 2·depth rounds."""
     levels = 1
     while capacity * 2**levels <= 2 * MOST * n:
         found = []

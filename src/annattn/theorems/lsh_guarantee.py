@@ -20,10 +20,11 @@ from annattn.attention import anna_attention, check_anna, plan, reference
 from annattn.lsh import Hasher, Hyperplane
 from annattn.theorems.verdict import Effort, Progress, Trials, Verdict, at_most, exponent, silent
 
-__all__ = ["proof_sizes", "row", "two_clusters"]
+__all__ = ["most_tables", "proof_sizes", "row", "two_clusters"]
 
 DIM, RADIUS, APPROXIMATION = 32, 0.2, 6.0
 PLANNED = [2**e for e in range(6, 21)]
+MOST_TABLES = "10^ρ/p1·N^(3ρ)·((3−3ρ)·ln N + ln 10) + 1"
 DRAWS = {
     "tiny": {32: 20, 64: 10},
     "quick": {64: 100, 128: 60, 256: 20},
@@ -42,6 +43,17 @@ def proof_sizes(n: int, p1: float, p2: float) -> tuple[int, int, float]:
     missed = 0.1 / n ** (1 - 3 * quality)
     tables = math.ceil(math.log(n**2 / missed) / p1**hashes)
     return tables, hashes, missed + n**2 * tables * p2**hashes
+
+
+def most_tables(n: int, p1: float, quality: float) -> float:
+    """The proof's ℓ in closed form, a constant times N^(3ρ)·ln N.
+
+    z < 1 + ln(10·N³)/ln(1/p2), so p1^(−z) < (10·N³)^ρ/p1, and ln(N²/δ) = ln(10·N^(3−3ρ)).
+
+    >>> most_tables(256, p1=0.936, quality=0.1253) >= proof_sizes(256, p1=0.936, p2=0.59)[0]
+    True
+    """
+    return 10**quality / p1 * n ** (3 * quality) * ((3 - 3 * quality) * math.log(n) + math.log(10)) + 1
 
 
 def two_clusters(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -105,9 +117,9 @@ def row(effort: Effort = "quick", progress: Progress = silent) -> Verdict:
     sizes = list(DRAWS[effort])
     plans = [plan(n, family, RADIUS, APPROXIMATION, proof_sizes(n, found.p1, found.p2)[2]) for n in PLANNED]
     work = [planned.work / math.log(planned.n) ** 2 for planned in plans]
-    for planned in (plans[0], plans[-1]):
-        limit = 6 * planned.n ** (3 * quality) * math.log(planned.n)
-        bounds.append(at_most("ℓ", planned.tables, limit, "6·N^(3ρ)·ln N", f"N = {planned.n:,}"))
+    for planned in plans:
+        limit = most_tables(planned.n, found.p1, quality)
+        bounds.append(at_most("ℓ", planned.tables, limit, MOST_TABLES, f"N = {planned.n:,}"))
     stored = [numbers / math.log(n) for numbers, n in zip(memory, sizes, strict=True)]
     return trials.verdict(
         "LSH algorithm guarantee for ANNA",

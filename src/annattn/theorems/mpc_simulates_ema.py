@@ -51,8 +51,6 @@ FAR = [2**e for e in range(36, 97, 4)]
 """Where the sizes are bounded as well, for pairs that leave fewer than `PLANNABLE` records per machine."""
 PLANNABLE = 2**16
 CASES = {"tiny": {256: 1}, "quick": {256: 4, 1024: 2, 4096: 1}, "full": {256: 30, 1024: 12, 4096: 6, 16_384: 2}}
-COLUMNS = 1.25
-"""Machines of three levels of columnsort, as a multiple of the least number that holds the records: measured."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,7 @@ def _sorting(shape: CollisionShape, n: int, memory_words: int) -> tuple[Fewest, 
     """The sort of one layer's records, with room for one more per machine, and depth and nodes of the tree of sums."""
     records, held = shape.records(n), memory_words // shape.record
     sort = fewest(records, held - 1)
-    return sort, tree_of(-(-records // (sort.rows or held - 1)), held - 1)
+    return sort, tree_of(-(-records // sort.rows), held - 1)
 
 
 def copy_rounds(shape: CollisionShape, memory_words: int, width: int) -> int:
@@ -187,9 +185,9 @@ def rounds_bound(rounds: int, layers: int, shape: CollisionShape, n: int, memory
 def machines_bound(built: Built, shape: CollisionShape, n: int, memory_words: int, at: str) -> Bound:
     """N/⌊s/t⌋ token machines for the t words that one token sends; besides these, the records or the copies.
 
-    If t > s there are N token machines with ⌈ℓ/⌊s/2Hw⌋⌉ copies each. The records are sorted on the fewest machines, of
-    which there are at most 1.25·2ℓHNw/s for columnsort, as measured, and by the choice of plans 25·2ℓHNw/s for samples.
-    All of it is O(ℓ·N^(1+ε−ε')), for w = O(N^ε) and s = N^ε' words.
+    If t > s there are N token machines with ⌈ℓ/⌊s/2Hw⌋⌉ copies each. The records are sorted on the fewest machines that
+    the conditions of a sort allow, a constant times 2ℓHNw/s. All of it is O(ℓ·N^(1+ε−ε')), for w = O(N^ε) and s = N^ε'
+    words.
 
     >>> shape = CollisionShape.of(ema(256, 1 / 4, 2, seed=0).layers[0])
     >>> print(machines_bound(on_machines(shape, 256, 8192, 4, 1), shape, 256, 8192, "N = 256"))
@@ -200,9 +198,7 @@ def machines_bound(built: Built, shape: CollisionShape, n: int, memory_words: in
     if words > memory_words:
         copies = n * -(-shape.tables // (memory_words // (2 * shape.heads * shape.record)))
     sort, (_, nodes) = _sorting(shape, n, memory_words)
-    # With three levels of columnsort the machines are not searched for.
-    sorters = sort.machines or COLUMNS * shape.records(n) / (memory_words // shape.record - 1)
-    limit = homes + max(copies, sorters + nodes)
+    limit = homes + max(copies, sort.machines + nodes)
     return at_most("machines", built.machines, limit, "tokens + max(copies, sort + tree)", at)
 
 

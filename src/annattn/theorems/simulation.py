@@ -88,7 +88,7 @@ class FewPartners:
         return cls(digits, base**digits, (1 + header) * s + spare, hops[-1], max(limits.word_bits, 2 // header * bits))
 
     def bounds(self, rounds: int, partners: int, predicted: PredictedSizes, at: str) -> list[Bound]:
-        """Layers, heads and the lemma's value width of an R-round protocol: exactly these, and the theorem's layers.
+        """Machines, layers, heads and the lemma's width of an R-round protocol: exactly these; the theorem's layers.
 
         The width is 12·α⁴·ln q slots of Δ numbers, for α = k + 1, q machines and Δ = 6 + 2·s', or 6 + s' for words of
         at most 32 bits.
@@ -99,13 +99,14 @@ class FewPartners:
         >>> proven = FewPartners.of(protocol.limits, 2)
         >>> predicted = PredictedSizes.of(with_partners(protocol, 2))
         >>> [bound.holds for bound in proven.bounds(protocol.rounds, 2, predicted, "N = 100")]
-        [True, True, True, True]
+        [True, True, True, True, True]
         """
         half, senders = self.digits * (self.digits + 1) // 2, min(partners + 1, self.machines)
         packet = 6 + (2 if self.word_bits > 32 else 1) * self.memory_words
         width = math.ceil(12 * senders**4 * math.log(self.machines)) * packet
         layers, formula = "layers, few partners", "⌈12(k+1)⁴·ln q⌉(6 + 2s'), s' = (1+w)s + max(s, (1+w)E)"
         return [
+            exactly("machines, few partners", predicted.machines, self.machines, "b^L", at),
             exactly(layers, predicted.layers, rounds * self.hops + 1, "R·Σ(r − 1 + g) + 1", at),
             at_most(layers, predicted.layers, rounds * half + 1, "R·L(L+1)/2 + 1, L = ⌈log_(k+1) P⌉", at),
             exactly("heads, few partners", predicted.heads, senders, "k + 1", at),
