@@ -48,6 +48,8 @@ def patterns(machines: int, s: int) -> dict[str, np.ndarray]:
         "transpose": transpose,
         "bit reversal": np.where(reverse[i] < machines, reverse[i], -1),
         "random": random,
+        "nothing": np.full(machines * s, -1),
+        "one inbox": np.where(number < s, machines - 1, -1),
         "one range": np.where(number < third * s, number % third, -1),
         "one range, dealt": np.where(j == i % s, j, -1) if machines <= s * s else np.where(j == 0, i // s, -1),
     }
@@ -89,6 +91,30 @@ def test_no_pattern_breaks_the_proven_load(name, machines, s, partners):
 @pytest.mark.parametrize("name", NAMES)
 def test_no_pattern_breaks_the_proven_load_on_thousands_of_machines(name, machines, s, partners):
     check(patterns(machines, s)[name], partners)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machines", [1, 2, 3, 13, 101, 997, 1729, 3001])
+def test_odd_numbers_of_machines_of_one_word_or_three_with_any_number_of_partners(machines):
+    """No power of the base; with few partners, with partners for two hops, and with more than there are machines."""
+    for s in (1, 3):
+        for partners in sorted({2, max(2, int(machines**0.5)), machines + 3}):
+            for name in ("nothing", "one inbox", "reversal", "random", "bit reversal"):
+                check(patterns(machines, s)[name], partners)
+
+
+def test_the_memory_covers_the_proven_load_for_every_number_of_machines_words_and_partners():
+    for machines in (*range(1, 260), *range(260, 5000, 97)):
+        for s, width in ((1, 1), (2, 2), (7, 3), (64, 5), (1000, 1000)):
+            for partners in (2, 3, 9, 70, 5000):
+                protocol = Relation(np.zeros((1, s // width), np.int64), width)
+                protocol.limits = Limits(machines, s)
+                thrifty = with_partners(protocol, partners)
+                piece = min(thrifty.piece, width)
+                packets = s // width * -(-width // piece)
+                assert (packets + thrifty.excess) * (thrifty.header + piece) <= thrifty.limits.memory_words
+                assert thrifty.base - 1 <= partners
+                assert thrifty.limits.machines >= machines
 
 
 @pytest.mark.parametrize("width", [2, 3, 7, 40])
