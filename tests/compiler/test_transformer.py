@@ -64,3 +64,7 @@ def test_a_function_of_the_wrong_width_is_named():
     wrong = Transformer([Layer([Head(column(0, 1), column(1), column(2), 1, 1)])])
     with pytest.raises(InputError, match=r"query of layer 0, head 0: got shape \(12, 2\), expected \(12, 1\)"):
         wrong(ROWS)
+
+
+def test_without_layers_every_size_is_zero():
+    assert Transformer([]).sizes == aa.compiler.Sizes(layers=0, heads=0, query_width=0, value_width=0, nonzeros=0)

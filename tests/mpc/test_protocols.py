@@ -17,6 +17,7 @@ from annattn.mpc.protocols import (
     Connectivity,
     ExactMatchAttention,
     InductionHead,
+    Join,
     KHop,
     Permute,
     Problem,
@@ -49,6 +50,21 @@ def problems(draw, name: str, largest: int | None = None) -> Problem:
     # Connectivity runs some thirty phases, each a whole sort: little memory is tried less often.
     memory = draw(st.sampled_from(choices + choices[3:] * 4 if name == "Connectivity" else choices))
     return PROTOCOLS[name](n, memory, **parameters)
+
+
+@names
+def test_a_small_input_gives_the_oracles_answer_in_the_rounds_of_the_formula(name):
+    """The next test at a single size, quick enough to run always."""
+    protocol = PROTOCOLS[name](9, 2 * PROTOCOLS[name].least_memory(9))
+    words = protocol.sample(np.random.default_rng(0))
+    result = run(protocol, words)
+    assert protocol.agrees(result.output, protocol.oracle(words))
+    assert result.trace.rounds == protocol.rounds == protocol.round_formula()
+
+
+def test_a_side_that_is_neither_left_nor_right_is_refused():
+    with pytest.raises(InputError, match="side: got 2, expected 0 for left or 1 for right"):
+        run(Join(2, 200), [[0, 5, 7], [2, 5, 8]])
 
 
 @pytest.mark.slow
