@@ -235,8 +235,8 @@ def stages(mutant: Mutant, slow: bool) -> list[list[str]]:
     return [*quick, [*near, "-m", "slow"], ["tests/theorems/test_rows.py", "-k", "small_sizes"]] if slow else quick
 
 
-def run_tests(mutant: Mutant, selection: Sequence[str], report: Path) -> None:
-    """Run pytest in this process with the mutant in place of its module, and end with pytest's exit code."""
+def run_tests(mutant: Mutant | None, selection: Sequence[str], report: Path) -> None:
+    """Run pytest in this process, with a mutant in place of its module, and end with pytest's exit code."""
     os.environ["CI"] = "1"  # the same examples in every run, and none that are kept for the next
     sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
@@ -247,24 +247,32 @@ def run_tests(mutant: Mutant, selection: Sequence[str], report: Path) -> None:
         os.dup2(file.fileno(), 2)
     quietly = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "-W", "ignore"]
     without_ray = [f"--ignore=tests/mpc/test_{name}.py" for name in ("ray", "ray_cluster", "ray_parts")]
-    code = pytest.main([*quietly, *without_ray, *selection], plugins=[_Importer(mutant)])
+    code = pytest.main([*quietly, *without_ray, *selection], plugins=[_Importer(mutant)] if mutant else [])
     sys.stdout.flush()
     os._exit(code)
 
 
-def outcome(mutant: Mutant, slow: bool) -> str:
-    """Which tests noticed the mutant, or that none did."""
+def first_failure(mutant: Mutant | None, selection: Sequence[str]) -> str | None:
+    """The first test that fails with the mutant, or what else ended the run; None if all pass."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report"
-        for selection in stages(mutant, slow):
-            process = WORKERS.Process(target=run_tests, args=(mutant, selection, report))
-            process.start()
-            process.join()
-            if process.exitcode not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-                lines = report.read_text(encoding="utf-8", errors="replace").splitlines()
-                test = next((line for line in lines if line.startswith(("FAILED", "ERROR"))), "")
-                return f"noticed by {test}" if test else f"noticed: ended with {process.exitcode}"
-    return "survived"
+        process = WORKERS.Process(target=run_tests, args=(mutant, selection, report))
+        process.start()
+        process.join()
+        if process.exitcode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return None
+        lines = report.read_text(encoding="utf-8", errors="replace").splitlines()
+    if process.exitcode == pytest.ExitCode.USAGE_ERROR:
+        raise RuntimeError("pytest did not start: " + " ".join(lines))
+    failed = (line for line in lines if line.startswith(("FAILED", "ERROR")))
+    return next(failed, f"the end of its process with {process.exitcode}")
+
+
+def outcome(mutant: Mutant, slow: bool) -> str:
+    """Which tests noticed the mutant, or that none did."""
+    found = (first_failure(mutant, selection) for selection in stages(mutant, slow))
+    failure = next((failure for failure in found if failure is not None), None)
+    return "survived" if failure is None else f"noticed by {failure}"
 
 
 def digest(*paths: Path) -> str:
@@ -298,6 +306,8 @@ def hunt(mutants: Sequence[Mutant], log: Path, *, jobs: int, slow: bool) -> int:
                 file.write(json.dumps(entry) + "\n")
         return found
 
+    if failure := first_failure(None, [*THEORY, "-m", "not slow"]):
+        raise RuntimeError(f"the tests must pass before errors are put in: {failure}")
     results = {}
     with ThreadPoolExecutor(jobs) as pool:
         waiting = {pool.submit(answer, mutant): mutant for mutant in mutants}

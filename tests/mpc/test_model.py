@@ -435,3 +435,11 @@ def test_drawing_a_trace_without_matplotlib_says_how_to_get_it(monkeypatch):
 def test_mpc_imports_no_torch():
     for file in Path(mpc.__file__).parent.rglob("*.py"):
         assert not re.search(r"^\s*(import|from) torch", file.read_text(), re.MULTILINE), file
+
+
+def test_a_run_says_nothing_unless_it_is_asked_to(capsys):
+    protocol = Sum(9, 3)
+    run(protocol, range(9))
+    assert capsys.readouterr() == ("", "")
+    run(protocol, range(9), progress=True)
+    assert len(capsys.readouterr().err.splitlines()) == protocol.rounds
