@@ -160,14 +160,14 @@ def _changes_of(node: ast.AST) -> Iterator[Callable[[], None]]:
             yield put("operand", ast.UnaryOp(ast.Not(), node.operand))
         case ast.BinOp() | ast.BoolOp() | ast.UnaryOp() | ast.AugAssign() if type(node.op) in OPERATORS:
             yield put("op", OPERATORS[type(node.op)]())
-        case ast.Constant(value=bool()):
-            yield put("value", not node.value)
-        case ast.Constant(value=int()):
-            yield put("value", node.value + 1)
-            if node.value > 0:
-                yield put("value", node.value - 1)
-        case ast.Constant(value=float()):
-            yield put("value", 2 * node.value)
+        case ast.Constant(value=bool(value)):
+            yield put("value", not value)
+        case ast.Constant(value=int(value)):
+            yield put("value", value + 1)
+            if value > 0:
+                yield put("value", value - 1)
+        case ast.Constant(value=float(value)):
+            yield put("value", 2 * value)
         case ast.Name() if node.id in NAMES:
             yield put("id", NAMES[node.id])
         case ast.Attribute() if node.attr in NAMES:
