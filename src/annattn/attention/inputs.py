@@ -45,10 +45,13 @@ def check_inputs(
     """Raise InputError unless shapes, dtypes and devices fit together, with each other and with a hasher."""
     if not isinstance(is_causal, bool):
         require_flag("is_causal", is_causal)
+    is_compiling = torch.compiler.is_compiling()
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise InputError(name, given=type(tensor).__name__, expected="a torch.Tensor", hint="torch.as_tensor(...)")
-        if tensor.is_quantized or (not torch.compiler.is_compiling() and tensor.is_neg()):
+        if tensor is query and name != "query":  # looked at already
+            continue
+        if tensor.is_quantized or (not is_compiling and tensor.is_neg()):
             given, hint = (tensor.dtype, ".dequantize()") if tensor.is_quantized else ("a view as -x", ".resolve_neg()")
             raise InputError(name, given=given, expected="numbers as they are stored", hint=f"call {hint}")
         if tensor.layout is not torch.strided or tensor.is_nested:
@@ -67,36 +70,38 @@ def check_inputs(
             )
         if tensor.device != query.device:
             raise InputError(name, given=f"device {tensor.device}", expected=f"the query's device {query.device}")
-        if tensor.is_floating_point() and tensor.dtype.itemsize < 2:
+        if tensor.dtype.itemsize < 2 and tensor.is_floating_point():
             raise InputError(name, given=tensor.dtype, expected="a dtype of 16 bits or more", hint="call .half()")
     if not value.is_floating_point():
         raise InputError("value", given=value.dtype, expected="a floating-point dtype", hint="call value.float()")
-    if query.shape[0] != key.shape[0]:
-        raise InputError("key batch", given=key.shape[0], expected=f"the query's {query.shape[0]}")
-    if query.shape[3] != key.shape[3]:
-        raise InputError("key dim", given=key.shape[3], expected=f"the query's {query.shape[3]}")
-    if key.shape[:3] != value.shape[:3]:
+    batch, heads, queries, dim = query.shape
+    key_batch, key_heads, keys, key_dim = key.shape
+    value_batch, value_heads, values, _ = value.shape
+    if batch != key_batch:
+        raise InputError("key batch", given=key_batch, expected=f"the query's {batch}")
+    if dim != key_dim:
+        raise InputError("key dim", given=key_dim, expected=f"the query's {dim}")
+    if key_batch != value_batch or key_heads != value_heads or keys != values:
         raise InputError(
             "value",
             given=f"(batch, heads, n) = {tuple(value.shape[:3])}",
             expected=f"the key's {tuple(key.shape[:3])}",
             hint="every key needs one value; only their last axes may differ",
         )
-    if query.shape[1] != key.shape[1] and (key.shape[1] == 0 or query.shape[1] % key.shape[1]):
+    if heads != key_heads and (key_heads == 0 or heads % key_heads):
         raise InputError(
             "query heads",
-            given=query.shape[1],
-            expected=f"a multiple of the {key.shape[1]} key heads",
+            given=heads,
+            expected=f"a multiple of the {key_heads} key heads",
             hint="grouped-query attention shares each key head among equally many query heads",
         )
     if key_mask is not None:
         check_mask(key, key_mask)
     # A graph serves every length, so it asks nothing.
-    asks = query.device.type == "cpu" and not torch.compiler.is_compiling()
-    if asks and query.shape[0] * query.shape[1] * (query.shape[2] + key.shape[2]) > _WORTH_ASKING:
+    if not is_compiling and batch * heads * (queries + keys) > _WORTH_ASKING and query.device.type == "cpu":
         _check_memory(query, key, value, hasher)
     if hasher is not False and not (
-        isinstance(hasher, Hasher) and hasher.family.dim == query.shape[3] and key.shape[1] % hasher.heads == 0
+        isinstance(hasher, Hasher) and hasher.family.dim == dim and key_heads % hasher.heads == 0
     ):
         check_hasher(hasher, key)
 
