@@ -5,6 +5,7 @@ import torch
 
 import annattn as aa
 from annattn.attention.reference import collision_counts
+from annattn.kernels import use_backend
 from annattn.lsh import Hyperplane
 
 HASHER = Hyperplane(3).sample(tables=4, hashes=2, seed=0)
@@ -72,3 +73,38 @@ def test_exact_match_takes_equality_as_ieee_does():
     key = torch.tensor([torch.nan, torch.inf, -0.0]).reshape(1, 1, 3, 1)
     value = torch.tensor([1.0, 2.0, 3.0]).reshape(1, 1, 3, 1)
     assert aa.exact_match_attention(query, key, value).flatten().tolist() == [0.0, 2.0, 0.0, 3.0]
+
+
+def _token_by_token(query, key, value, mechanism):
+    cache = aa.BucketCache(HASHER, heads=2, value_dim=value.shape[-1], mechanism=mechanism)
+    steps = [cache.step(*(x[:, :, at : at + 1] for x in (query, key, value))) for at in range(query.shape[2])]
+    return torch.cat(steps, 2)
+
+
+READING = {
+    "anna": lambda q, k, v: aa.anna_attention(q, k, v, HASHER),
+    "causal anna": lambda q, k, v: aa.anna_attention(q, k, v, HASHER, is_causal=True),
+    "linear memory": lambda q, k, v: aa.anna_attention(q, k, v, HASHER, algorithm="linear_memory"),
+    "latest match": lambda q, k, v: aa.latest_match_attention(q, k, v, HASHER),
+    "exact match": lambda q, k, v: aa.exact_match_attention(q[..., :2].sign(), k[..., :2].sign(), v),
+    "causal exact match": lambda q, k, v: aa.exact_match_attention(
+        q[..., :2].sign(), k[..., :2].sign(), v, is_causal=True
+    ),
+    "cache": lambda q, k, v: _token_by_token(q, k, v, "anna"),
+    "cache of latest match": lambda q, k, v: _token_by_token(q, k, v, "latest_match"),
+}
+
+
+@pytest.mark.parametrize("attend", READING.values(), ids=READING)
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("n", [20, 70])
+def test_nan_in_a_value_reaches_exactly_the_queries_that_read_it(attend, backend, n):
+    generator = torch.Generator().manual_seed(n)
+    query, key = torch.randn(2, 1, 2, n, 3, generator=generator)
+    value = torch.randn(1, 2, n, 2, generator=generator)
+    marked = torch.zeros(1, 2, n, 1)
+    marked[0, 1, n // 4], value[0, 1, n // 4] = 1.0, torch.nan
+    with use_backend(backend):
+        reads, out = attend(query, key, marked)[..., 0] != 0, attend(query, key, value)
+    assert 0 < reads.sum() < 2 * n
+    assert torch.equal(out.isnan(), reads[..., None].expand_as(out))
