@@ -53,7 +53,7 @@ def test_models_of_the_library_are_small_and_say_where_they_come_from(name):
     assert {"recipe", "seed", "text", "command", "measured"} <= notes.keys()
     assert notes["command"].startswith("annattn train ")
     assert (TEXT_MODELS / f"{name}.csv").read_text().startswith("step,bits\n")
-    assert (TEXT_MODELS / f"{name}.safetensors").stat().st_size < 2 * 2**20
+    assert (TEXT_MODELS / f"{name}.safetensors").stat().st_size < 3 * 2**20
     assert text_model(str(TEXT_MODELS / f"{name}.json")).config == model.config
 
 

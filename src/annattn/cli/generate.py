@@ -15,7 +15,7 @@ def generate(
     model: str = "code",
     prompt: str = "def ",
     n: Integer = 400,
-    temperature: float = 0.7,
+    temperature: float = 0.8,
     seed: Integer = 0,
     as_json: JsonFlag = False,
 ) -> None:
