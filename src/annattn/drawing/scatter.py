@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from annattn.drawing.chart import Axis
 from annattn.drawing.style import Theme, begin, text
 
 __all__ = ["Point", "scatter"]
 
-_TOP, _BOTTOM, _LETTER, _LINE = 30, 46, 6.6, 14.0
+_TOP, _BOTTOM, _LETTER, _BOLD, _LINE = 30, 46, 6.6, 7.7, 14.0
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,15 @@ def scatter(
         parts.append(text(at(value, y.ticks[0][0])[0], bottom + 18, words, "middle"))
     parts.append(text(left, 14, y.label, "start", "axis"))
     parts.append(text((left + right) / 2, height - 8, x.label, "middle", "axis"))
-    line = sorted((point.x, point.y) for point in points if point.is_frontier)
+    line = [at(*one) for one in sorted((point.x, point.y) for point in points if point.is_frontier)]
     if len(line) > 1:
-        steps = " ".join(f"L{px:.1f} {py:.1f}" for px, py in (at(*one) for one in line))
+        steps = " ".join(f"L{px:.1f} {py:.1f}" for px, py in line)
         parts.append(f'<path class="frontier" d="M{steps[1:]}"/>')
     places = [at(point.x, point.y) for point in points]
     for point, (px, py) in zip(points, places, strict=True):
         parts.append(f'<circle class="dot {point.kind}" cx="{px:.1f}" cy="{py:.1f}" r="4.5"/>')
     for point, dot, (px, py, anchor) in zip(
-        points, places, _labels([point.label for point in points], places, left, right, bottom), strict=True
+        points, places, _labels(points, places, _boxes(places, line), left, right, bottom), strict=True
     ):
         if abs(py - 4 - dot[1]) > _LINE:
             parts.append(f'<path class="leader" d="M{dot[0]:.1f} {dot[1]:.1f}L{px:.1f} {py - 4:.1f}"/>')
@@ -63,14 +64,24 @@ def scatter(
     return "".join([*parts, "</svg>"])
 
 
+def _boxes(places: Sequence[tuple[float, float]], line: Sequence[tuple[float, float]]) -> list[tuple[float, ...]]:
+    """What no label may cover: the points, and the line in short pieces."""
+    found: list[tuple[float, ...]] = [(px - 5, py - 5, px + 5, py + 5) for px, py in places]
+    for (ax, ay), (bx, by) in pairwise(line):
+        count = max(1, round(max(abs(bx - ax), abs(by - ay)) / 6))
+        pieces = [(ax + (bx - ax) * k / count, ay + (by - ay) * k / count) for k in range(count + 1)]
+        found += [(px - 2, py - 2, px + 2, py + 2) for px, py in pieces]
+    return found
+
+
 def _labels(
-    labels: Sequence[str], places: Sequence[tuple[float, float]], left: float, right: float, bottom: float
-) -> list[tuple[float, float, str]]:
+    points: Sequence[Point], places: Sequence[tuple[float, float]], taken: list[tuple[float, ...]],
+    left: float, right: float, bottom: float,
+) -> list[tuple[float, float, str]]:  # fmt: skip
     """Where each label stands: beside its point, on the side and at the height nearest to it that is free."""
-    taken = [(px - 5, py - 5, px + 5, py + 5) for px, py in places]
     found: list[tuple[float, float, str]] = []
-    for label, (px, py) in zip(labels, places, strict=True):
-        width = _LETTER * len(label)
+    for point, (px, py) in zip(points, places, strict=True):
+        width = (_BOLD if point.kind == "accent" else _LETTER) * len(point.label)
         choices = []
         for shift in range(16):
             for sign in (1, -1):
