@@ -97,8 +97,15 @@ def sweep(
 
 def _with_library(checkpoint: Path) -> Path:
     """A name that is no file here but one of the library's models stands for that model."""
-    named = str(checkpoint) in kept() and not checkpoint.with_suffix(".json").exists()
-    return FOLDER / checkpoint if named else checkpoint
+    if checkpoint_files(checkpoint)[0].exists():
+        return checkpoint
+    if str(checkpoint) not in kept():
+        raise InputError(
+            "checkpoint",
+            given=f"{checkpoint}, which is no model here",
+            expected=f"a model that `annattn train` wrote, or one of {', '.join(kept())}",
+        )
+    return FOLDER / checkpoint
 
 
 def _check_output(out: Path, checkpoint: Path) -> None:

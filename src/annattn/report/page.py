@@ -38,6 +38,7 @@ def page(results: Mapping[str, Any]) -> str:
     environment.filters["error_text"] = error_text
     environment.filters["log2"] = math.log2
     environment.filters["count"] = "{:,}".format
+    environment.filters["keys_per_bucket"] = keys_per_bucket
     try:
         return environment.get_template("page.html").render(
             results,
@@ -77,7 +78,7 @@ def headlines(results: Mapping[str, Any]) -> list[tuple[str, str]]:
             (
                 times(longest["ratio"]["softmax / ANNA"]),
                 f"the speed of torch's softmax attention, at {longest['tokens']:,} tokens "
-                f"with {used['tables']} tables of {used['hashes']} hashes",
+                f"with {used['tables']} tables of {used['hashes']} hashes: {keys_per_bucket(longest, used)} per bucket",
             )
         )
     for model in results["models"]["models"] if "models" in results else ():
@@ -91,6 +92,20 @@ def headlines(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows = results["theorems"]["rows"]
         found.append((f"{sum(row['holds'] for row in rows)} of {len(rows)}", "theorems hold: built, run and measured"))
     return found
+
+
+def keys_per_bucket(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """How many keys of random tokens share a bucket of hyperplane hashes on average: what a speed is worth.
+
+    >>> keys_per_bucket({"tokens": 65536}, {"hashes": 8}), keys_per_bucket({"tokens": 256}, {"hashes": 8})
+    ('256 keys', '1 key')
+    >>> keys_per_bucket({"tokens": 64}, {"hashes": 8})
+    'less than 1 key'
+    """
+    keys = row["tokens"] / 2 ** settings["hashes"]
+    if keys < 1:
+        return "less than 1 key"
+    return "1 key" if keys < 1.5 else f"{keys:,.0f} keys"
 
 
 def _right(share: float) -> str:
