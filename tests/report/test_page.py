@@ -62,7 +62,7 @@ def test_headlines_are_the_measured_numbers(results):
     assert found["theorems hold: built, run and measured"] == "2 of 2"
     ratio = results["speed"]["rows"][-1]["ratio"]["softmax / ANNA"]
     said = "the speed of torch's softmax attention, at 512 tokens with 2 tables of 4 hashes: 32 keys per bucket"
-    assert found[said].startswith(f"{ratio:.1f}"[:2])
+    assert found[said].replace(",", "").startswith(f"{ratio:.1f}"[:2])  # 1,476× on a machine that pauses
     assert percent(results["models"]["models"][0]["trained"]["mean"]) in found.values()
 
 
