@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from annattn.drawing.chart import Axis
-from annattn.drawing.scatter import Point, _labels, scatter
+from annattn.drawing.scatter import Point, _boxes, _labels, scatter
 from annattn.errors import InputError
 from annattn.experiments.comparison import CONTENDERS, PROFILES, summary
 from annattn.report import page
@@ -81,10 +81,19 @@ def test_there_is_no_chart_without_costs(comparison):
 
 def test_labels_do_not_cover_each_other():
     places = [(100.0 + 3 * number, 100.0 + 2 * (number % 3)) for number in range(8)]
-    labels = ["a label"] * 8
-    found = _labels(labels, places, 0, 400, 300)
+    points = [Point("a label", *place) for place in places]
+    found = _labels(points, places, _boxes(places, []), 0, 400, 300)
     heights = sorted((anchor, py) for _, py, anchor in found)
     assert all(b[1] - a[1] >= 13 for a, b in pairwise(heights) if a[0] == b[0])
+
+
+def test_labels_keep_off_the_line():
+    place, line = (100.0, 100.0), [(100.0, 100.0), (300.0, 100.0)]
+    point = Point("a label", *place, kind="accent", is_frontier=True)
+    free = _labels([point], [place], _boxes([place], []), 0, 400, 300)
+    beside = _labels([point], [place], _boxes([place], line), 0, 400, 300)
+    assert free == [(108.0, 104.0, "start")]
+    assert beside[0][2] == "end" or abs(beside[0][1] - 4 - 100) > 7
 
 
 def test_text_in_a_chart_is_escaped():
