@@ -48,8 +48,8 @@ def compare(
 
     Each run writes one JSON file; runs that have one are not repeated, and a run that was stopped goes on where it was.
     The same command in two terminals shares the runs. From the times of single steps, on two cores that way, small
-    takes about ten minutes, quick under an hour, full a night, and listops, which trains as long as published, days.
-    Whatever has run is in the table, and the rest says that it has not.
+    takes about ten minutes, quick under an hour, full a night, and listops, which trains as long as published, a day or
+    more. Whatever has run is in the table, and the rest says that it has not.
 
     Example: annattn compare induction recall --profile small --folder results/compare
 
