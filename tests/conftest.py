@@ -1,5 +1,6 @@
 import os
 import shutil
+import signal
 
 import pytest
 import torch
@@ -9,6 +10,11 @@ settings.register_profile("default", deadline=None, suppress_health_check=[Healt
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
 settings.register_profile("fuzz", settings.get_profile("default"), max_examples=30, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts background jobs this way, and tests of Ctrl-C need it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
