@@ -237,6 +237,7 @@ def print_matches(console: Console, shapes: list[Shape]) -> None:
 def draw(results: list[dict], path: Path) -> None:
     """The ratios as a heat map, shape by column; blue where ANNA is faster, orange where it is not."""
     ratios = [[one["columns"][name]["ratio"] for name in COLUMNS] for one in results]
+    slower = any(ratio < 1 for row in ratios for ratio in row)
     write_figure(
         lambda theme: heat(
             ratios,
@@ -244,7 +245,7 @@ def draw(results: list[dict], path: Path) -> None:
             [name.replace(" + ", " +\n") for name in COLUMNS],
             words=lambda ratio: f"{ratio:.2g} ×" if ratio < 10 else f"{ratio:.0f} ×",
             shade=lambda ratio: math.log2(ratio) / 5,
-            title="How many times as fast as softmax attention; below 1 in the other colour",
+            title="How many times as fast as softmax attention" + ("; below 1 in the other colour" if slower else ""),
             row_label="batch × heads × tokens × dim, tables × hashes",
             column_label="",
             theme=theme,

@@ -8,7 +8,7 @@ from annattn.drawing.style import Theme, begin, text
 
 __all__ = ["Axis", "Line", "chart"]
 
-_TOP, _BOTTOM, _GAP, _LETTER = 30, 46, 15, 7.0
+_TOP, _BOTTOM, _GAP, _LETTER, _BOLD = 30, 46, 15, 7.0, 8.0
 _NEARLY = 0.9  # of the way: lines that end there are named in the margin
 
 
@@ -69,7 +69,7 @@ def chart(
     '<svg'
     """
     left = 12 + _LETTER * max(len(words) for _, words in y.ticks)
-    right = width - 14 - _LETTER * max(len(line.label) for line in lines)
+    right = width - 14 - max((_BOLD if line.kind == "accent" else _LETTER) * len(line.label) for line in lines)
     bottom = height - _BOTTOM
 
     def at(point: tuple[float, float]) -> tuple[float, float]:

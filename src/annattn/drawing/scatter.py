@@ -9,7 +9,7 @@ from annattn.drawing.style import Theme, begin, text
 
 __all__ = ["Point", "scatter"]
 
-_TOP, _BOTTOM, _LETTER, _BOLD, _LINE = 30, 46, 6.6, 7.7, 14.0
+_TOP, _BOTTOM, _LETTER, _BOLD, _LINE = 30, 46, 7.0, 8.0, 14.0
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def scale_chart(scale: Mapping[str, Any], *, width: int) -> str:
     rows = scale["rows"]
     lines = [
         Line("ring", [(row["tokens"], row["ring"] / 1e6) for row in rows], kind="plain"),
-        Line("with ANNA", [(row["tokens"], row["sent"] / 1e6) for row in rows], kind="accent"),
+        Line("ANNA", [(row["tokens"], row["sent"] / 1e6) for row in rows], kind="accent"),
     ]
     values = [value for line in lines for _, value in line.points]
     ticks = [10.0**d for d in range(-3, 6) if min(values) / 10 < 10.0**d < 10 * max(values)]
