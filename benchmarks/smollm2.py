@@ -106,6 +106,7 @@ def collision_settings() -> list[Setting]:
         "... five times in 190": estimate(190, 5),
         "... twice in 90 tables of 8 hyperplanes": signs(centre=True),
         "the same without centring": signs(),
+        "... 64, 4, and those met four times in 122 tables": estimate(122, 4),
     }
     return [
         ("softmax", []),
