@@ -79,7 +79,7 @@ class Case:
         if self.masked:
             tensors["key_mask"] = torch.rand(self.batch, m, generator=made) < 0.7
         if self.documents == "numbers":
-            tensors["documents"] = torch.randint(0, 5, (self.batch, n), generator=made)
+            tensors["documents"] = torch.randint(0, max(1, min(5, n)), (self.batch, n), generator=made)
         whole: dict[str, Any] = dict(self.options)
         if self.documents == "slices":  # one per rank
             whole["documents"] = torch.tensor([0, *self.cut]).cumsum(0)
