@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import annattn as aa
-from annattn.measure.answers import sampled_queries
+from annattn.measure.answers import collision_counts, sampled_queries
 from annattn.measure.timing import runs_in_turns
 
 
@@ -85,13 +85,11 @@ def pairs(case: Case) -> dict[str, tuple[Callable[[], object], Callable[[], obje
 
 def _check(out: Tensor, query: Tensor, key: Tensor, value: Tensor, hasher: aa.lsh.Hasher, is_causal: bool) -> None:
     """Σ_j c_ij v_j / Σ_j c_ij of the last head, for some queries, over all keys."""
-    sample = sampled_queries(query.shape[2])
-    counts = (hasher(query[0, -1, sample])[:, None] == hasher(key[0, -1])[None]).sum(-1).double()
-    if is_causal:
-        counts *= torch.arange(key.shape[2]) <= sample[:, None]
+    counts = collision_counts(query[:, -1:], key[:, -1:], hasher, is_causal=is_causal)[0, 0]
     expected = counts @ value[0, -1].double() / counts.sum(-1, keepdim=True).clamp(min=1)
     relative, absolute = (1e-4, 1e-5) if out.dtype.itemsize >= 4 else (1e-2, 1e-2)
-    torch.testing.assert_close(out[0, -1, sample].double(), expected, rtol=relative, atol=absolute)
+    found = out[0, -1, sampled_queries(query.shape[2])].double()
+    torch.testing.assert_close(found, expected, rtol=relative, atol=absolute)
 
 
 def main() -> None:
