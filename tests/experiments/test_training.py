@@ -197,6 +197,32 @@ def test_a_stage_can_train_the_first_layers_alone(tmp_path):
     assert not torch.equal(after.state_dict()["blocks.1.out.weight"], before.state_dict()["blocks.1.out.weight"])
 
 
+@pytest.mark.parametrize("copies", [True, False])
+def test_a_new_layer_can_start_as_a_copy_of_the_one_before(copies, tmp_path, monkeypatch):
+    three = replace(TINY.model, attention=(TINY.model.attention[0],) * 3, rotary=(), recency=())
+    stages = Stage(6, (SAMPLED,)), Stage(2, (SAMPLED,) * 3, copies=copies), Stage(2, (SAMPLED,) * 3, copies=True)
+    recipe = replace(TINY, model=three, stages=stages)
+    fresh = Transformer(three, seed=3)
+    names = [name for name, _ in fresh.named_parameters()]
+    seen, step = [], torch.optim.Adam.step
+
+    def noted(self):
+        weights = [weight.detach().clone() for weight in self.param_groups[0]["params"]]
+        seen.append(dict(zip(names, weights, strict=True)))
+        step(self)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", noted)
+    whole = train(recipe, seed=3)
+    for name, weight in seen[6].items():
+        if name.startswith(("blocks.1.", "blocks.2.")):
+            source = seen[6][f"blocks.0.{name[9:]}"] if copies else fresh.state_dict()[name]
+            assert torch.equal(weight, source)
+    # The next stage has no new layer, so nothing is copied, although it says so.
+    assert not torch.equal(seen[8]["blocks.2.out.weight"], seen[8]["blocks.1.out.weight"])
+    train(recipe, seed=3, folder=tmp_path, stop_at=6)
+    assert same(whole, train(recipe, seed=3, folder=tmp_path))
+
+
 def test_the_rate_falls_along_a_cosine(monkeypatch):
     seen, step = [], torch.optim.Adam.step
     monkeypatch.setattr(torch.optim.Adam, "step", lambda self: seen.append(self.param_groups[0]["lr"]) or step(self))

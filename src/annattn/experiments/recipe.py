@@ -18,7 +18,8 @@ class Stage:
     """Some training steps with one mechanism per layer, or with the first layers alone if there are fewer mechanisms.
 
     In mechanisms that have a noise, it moves from the first number of `noise` to the second. `n`, if given, is the
-    length of the sequences in this stage; `task_options` replace the recipe's where both have them.
+    length of the sequences in this stage; `task_options` replace the recipe's where both have them. With `copies`, each
+    layer that the stage before did not have starts as a copy of the layer before it.
 
     >>> from annattn.nn import SampledCollisionConfig
     >>> stage = Stage(steps=11, attention=(SampledCollisionConfig(),), noise=(0.0, 1.0))
@@ -31,6 +32,7 @@ class Stage:
     noise: tuple[float, float] = (1.0, 1.0)
     n: int | None = None
     task_options: dict[str, Any] = field(default_factory=dict)
+    copies: bool = False
 
     def at(self, step: int) -> tuple[AttentionConfig, ...]:
         """The mechanisms of this step of the stage."""
@@ -174,6 +176,7 @@ def read_recipe(data: dict[str, Any]) -> Recipe:
                 tuple(one["noise"]),
                 one.get("n"),
                 dict(one.get("task_options", {})),
+                one.get("copies", False),
             )
             for one in options["stages"]
         )

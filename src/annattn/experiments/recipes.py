@@ -129,6 +129,39 @@ def _k_hop_direct() -> Recipe:
     )
 
 
+def _k_hop_16() -> Recipe:
+    options: dict[str, Any] = _K_HOP | {"hops": 16}
+    hashes = (8, 8, 16, 16, 16, 16)
+
+    def expected(layers: int) -> tuple[AttentionConfig, ...]:
+        return tuple(ExpectedCollisionConfig("hyperplane", z) for z in (6, *hashes[1:layers]))
+
+    sampled = tuple(SampledCollisionConfig("hyperplane", 32, z) for z in hashes)
+    hashed = tuple(AnnaConfig("hyperplane", 64, z) for z in hashes)
+    # Layer 1 finds the letter before, layer 2 the latest match. Each further layer goes to positions and doubles hops,
+    # which is learnt one doubling at a time, and the next one starts from the one before.
+    places: dict[str, Any] = {
+        "positions": "prime",
+        "rotary": (True, *(False,) * 5),
+        "recency": (0.0, 0.5, *(0.0,) * 4),
+    }
+    return Recipe(
+        task="k_hop",
+        task_options=options,
+        model=_model(KHop(**options), hashed, dim=128, heads=4, **places),
+        stages=(
+            Stage(250, expected(2), n=40, task_options={"asked_to": 1}),
+            Stage(350, expected(3), n=40, task_options={"asked_to": 2}),
+            Stage(700, expected(4), n=48, task_options={"asked_to": 4}, copies=True),
+            Stage(1300, expected(5), n=64, task_options={"asked_to": 8}, copies=True),
+            Stage(2600, expected(6), copies=True),
+            Stage(300, sampled, (0.0, 0.6)),
+            Stage(400, sampled, (0.6, 0.95)),
+            Stage(900, sampled, (0.95, 0.95)),
+        ),
+    )
+
+
 def _recall(stages: tuple[Stage, ...], attention: tuple[AttentionConfig, ...]) -> Recipe:
     options: dict[str, Any] = {"n": 256, "pairs": 64, "keys": 4096, "values": 64}
     places: dict[str, Any] = {"length": 16_384, "positions": "none", "rotary": (True, False), "identity_init": True}
@@ -174,6 +207,7 @@ RECIPES: dict[str, Recipe] = {
     "induction_one_head": _induction_direct(one_head=True),
     "induction_latest": _induction_direct(latest=True),
     "k_hop_direct": _k_hop_direct(),
+    "k_hop_16_direct": _k_hop_16(),
     "recall_anna": _recall_anna(),
     "recall_softmax": _recall_like(SoftmaxConfig(beta=16.0)),
     "recall_low_rank": _recall_like(LowRankConfig()),

@@ -122,6 +122,7 @@ class _Run:
     def advance(self) -> tuple[float, float]:
         """One step of gradient descent; returns the loss and the share of wrong tokens before it."""
         recipe, step = self.recipe, self.step
+        self._copy_layers()
         rng = np.random.default_rng([self.seed, step, 1])
         whole = self._batch(rng)
         counted = int(whole.mask.sum())
@@ -154,6 +155,17 @@ class _Run:
         """Log every hundredth step."""
         if self.step % 100 == 0 or self.step == self.recipe.steps:
             self.log.append(f"{self.step},{loss:.6f},{error:.6f}")
+
+    def _copy_layers(self) -> None:
+        """At the first step of a stage that copies: a layer that is new in it starts as the one before it."""
+        stage, within = self.recipe.stage_at(self.step)
+        if stage.copies and within == 0 and self.step:
+            known = len(self.recipe.stage_at(self.step - 1)[0].attention)
+            for layer in range(known, len(stage.attention)):
+                weights = dict(self.model.blocks[layer - 1].named_parameters())
+                for name, weight in self.model.blocks[layer].named_parameters():
+                    if not name.startswith("attend."):  # those of a mechanism, which may be another
+                        weight.data.copy_(weights[name])
 
     def _batch(self, rng: np.random.Generator) -> Batch:
         if self.dataset is None:
