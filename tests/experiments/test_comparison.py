@@ -19,6 +19,7 @@ from annattn.experiments.comparison import (
     running,
     summary,
 )
+from annattn.experiments.recipe import write_recipe
 from annattn.files import held
 from annattn.nn import Transformer
 
@@ -140,6 +141,40 @@ def test_a_result_of_other_settings_is_refused(tmp_path):
     path.write_text("{")
     with pytest.raises(InputError, match="expected the JSON of a run"):
         read_runs(HARDLY, tmp_path)
+
+
+def test_a_result_without_a_field_that_came_later_is_of_the_same_settings(tmp_path):
+    path = tmp_path / "runs" / "match2" / "softmax-0.003-0.json"
+    path.parent.mkdir(parents=True)
+    recipe = write_recipe(HARDLY.tasks["match2"].recipe(CONTENDERS["softmax"], 3e-3))
+    data = {"recipe": recipe, "seed": 0, "parameters": 1, "seconds": 1.0, "validation": 0.5}
+    data["errors"] = {"match2": {"mean": 0.5, "spread": 0.0}}
+    for stage in recipe["stages"]:
+        del stage["copies"], stage["task_options"]
+    path.write_text(json.dumps(data))
+    assert read_runs(HARDLY, tmp_path)
+    recipe["stages"][0]["steps"] += 1
+    path.write_text(json.dumps(data))
+    with pytest.raises(InputError, match="run with other settings"):
+        read_runs(HARDLY, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["softmax", "anna_direct", "latest_match"])
+@pytest.mark.parametrize(("task", "deepest"), [("k_hop", 4), ("k_hop_16", 6)])
+def test_hops_are_learnt_one_doubling_at_a_time(name, task, deepest):
+    compared = PROFILES["quick"].tasks[task]
+    plain = CONTENDERS[name].stages(compared.steps, deepest, compared.n)
+    stages = compared.recipe(CONTENDERS[name], 3e-3).stages
+    assert sum(one.steps for one in stages) == compared.steps
+    assert stages[deepest - 1 :] == plain[1:]
+    growing = stages[: deepest - 1]
+    assert [len(one.attention) for one in growing] == list(range(2, deepest + 1))
+    assert [one.task_options.get("asked_to") for one in growing] == [2**k for k in range(deepest - 2)] + [None]
+    assert [one.copies for one in growing] == [False, False] + [True] * (deepest - 3)
+    assert growing[-1].n is None
+    assert growing[-1].steps >= plain[0].steps / 2
+    short = replace(compared, steps=deepest - 2).recipe(CONTENDERS["softmax"], 3e-3).stages
+    assert [one.steps for one in short] == [deepest - 2]
 
 
 def test_the_frontier_holds_whoever_nobody_beats():

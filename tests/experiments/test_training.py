@@ -223,14 +223,23 @@ def test_a_new_layer_can_start_as_a_copy_of_the_one_before(copies, tmp_path, mon
     assert same(whole, train(recipe, seed=3, folder=tmp_path))
 
 
-def test_the_rate_falls_along_a_cosine(monkeypatch):
-    seen, step = [], torch.optim.Adam.step
-    monkeypatch.setattr(torch.optim.Adam, "step", lambda self: seen.append(self.param_groups[0]["lr"]) or step(self))
-    recipe = replace(TINY, warmup=1)
-    train(recipe, seed=0)
-    assert [rate / recipe.rate for rate in seen] == pytest.approx(
-        [0.05 + 0.95 * (1 + math.cos(math.pi * k / 20)) / 2 for k in range(20)]
-    )
+def test_the_rate_falls_from_the_step_on_that_the_recipe_names(monkeypatch):
+    def rates(recipe):
+        seen = []
+        step = torch.optim.Adam.step
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                torch.optim.Adam, "step", lambda self: seen.append(self.param_groups[0]["lr"]) or step(self)
+            )
+            train(recipe, seed=0)
+        return [rate / recipe.rate for rate in seen]
+
+    late = rates(replace(TINY, decay_from=12, warmup=1))
+    assert late[:13] == pytest.approx([1.0] * 13)
+    assert late[12:] == pytest.approx([0.05 + 0.95 * (1 + math.cos(math.pi * k / 8)) / 2 for k in range(8)])
+    assert replace(TINY, decay_from=12).shortened(0.5).decay_from == 6
+    with pytest.raises(InputError, match="decay_from: got 20"):
+        replace(TINY, decay_from=20)
 
 
 def test_a_stage_can_change_the_task(monkeypatch):

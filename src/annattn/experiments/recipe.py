@@ -50,7 +50,8 @@ class Recipe:
     - task: a name in `annattn.tasks.TASKS`; task_options: its parameters.
     - model: its sizes; `attention` is what the finished model runs with.
     - stages: run one after the other, with fresh hash functions in every step.
-    - rate: the largest learning rate, reached after `warmup` steps; then a cosine takes it to a twentieth.
+    - rate: the largest learning rate, reached after `warmup` steps; from step `decay_from` on, a cosine takes it to a
+      twentieth.
     - dataset: None draws fresh data in every step; a number draws that many sequences once, as in the paper's Match2.
 
     >>> from annattn.experiments import RECIPES
@@ -66,6 +67,7 @@ class Recipe:
     rate: float = 1e-3
     warmup: int = 100
     decay: bool = True
+    decay_from: int = 0
     clip: float | None = 1.0
     dataset: int | None = None
 
@@ -89,6 +91,7 @@ class Recipe:
                 raise InputError("stage", given=given, expected=f"one per layer, of which there are {most}, or fewer")
         if self.steps < 1:
             raise InputError("stages", given="no steps", expected="at least one")
+        require_count("decay_from", self.decay_from, least=0, most=self.steps - 1, hint="pass 0 to begin at once")
 
     @property
     def steps(self) -> int:
@@ -129,7 +132,8 @@ class Recipe:
         if not 0 < share < math.inf:
             raise InputError("share", given=share, expected="a number above 0", hint="1 runs every step")
         stages = tuple(replace(stage, steps=max(1, round(share * stage.steps))) for stage in self.stages)
-        return replace(self, stages=stages, warmup=max(1, round(share * self.warmup)))
+        warmup, decay_from = max(1, round(share * self.warmup)), round(share * self.decay_from)
+        return replace(self, stages=stages, warmup=warmup, decay_from=min(decay_from, sum(s.steps for s in stages) - 1))
 
 
 def check_vocabularies(model: TransformerConfig, task: Task) -> None:

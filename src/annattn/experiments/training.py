@@ -178,7 +178,8 @@ class _Run:
         recipe, step = self.recipe, self.step
         rate = recipe.rate * min(1.0, (step + 1) / recipe.warmup)
         if recipe.decay:
-            rate *= 0.05 + 0.95 * (1 + math.cos(math.pi * step / recipe.steps)) / 2
+            done, steps = max(0, step - recipe.decay_from), recipe.steps - recipe.decay_from
+            rate *= 0.05 + 0.95 * (1 + math.cos(math.pi * done / steps)) / 2
         return rate
 
     def save(self) -> None:

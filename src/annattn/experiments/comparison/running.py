@@ -1,6 +1,5 @@
 """The runs of a comparison: one JSON file each, in an order in which every contender gets its first run early."""
 
-import json
 import math
 import shutil
 import time
@@ -15,9 +14,9 @@ from annattn.errors import InputError
 from annattn.experiments.comparison.contenders import CONTENDERS
 from annattn.experiments.comparison.settings import ComparedTask, Profile
 from annattn.experiments.evaluation import Error, measure
-from annattn.experiments.recipe import write_recipe
+from annattn.experiments.recipe import Recipe, read_recipe, write_recipe
 from annattn.experiments.training import Progress, train
-from annattn.files import as_json, held, read_json, write_json
+from annattn.files import held, read_json, write_json
 from annattn.nn import Transformer
 from annattn.nn.checkpoint import write_attention
 
@@ -93,7 +92,7 @@ def read_runs(profile: Profile, folder: Path) -> Results:
         if not path.exists():
             continue
         data = read_json(path, "result", "the JSON of a run; delete it to run it again")
-        if "recipe" in data and data["recipe"] != json.loads(as_json(_recipe(profile, run))):
+        if "recipe" in data and not _is_of(profile, run, data["recipe"]):
             raise InputError(
                 "result",
                 given=f"{path}, which was run with other settings",
@@ -130,17 +129,17 @@ def run_one(
 
     A run that was stopped is continued. What training keeps for that is deleted when the result is written.
     """
-    task, contender = profile.tasks[run.task], CONTENDERS[run.contender]
+    task = profile.tasks[run.task]
     place = folder / "state" / run.name
     try:
         with held(place.with_name(f"{place.name}.run")):
             if _result(folder, run).exists():
                 return None
             started, started_cpu = time.perf_counter(), time.process_time()
-            recipe = task.recipe(contender, run.rate)
+            recipe = _recipe(profile, run)
             model = train(recipe, seed=run.seed, folder=place, report=report)
             data = {
-                "recipe": _recipe(profile, run),
+                "recipe": write_recipe(recipe),
                 "seed": run.seed,
                 "parameters": sum(weight.numel() for weight in model.parameters()),
                 **_measured(profile, task, run, model),
@@ -160,7 +159,7 @@ def run_one(
 def _measured(profile: Profile, task: ComparedTask, run: Run, model: Transformer) -> dict[str, Any]:
     """The mechanisms chosen on validation data, its error there, and the error of every column on test data."""
     columns = task.columns(run.task)
-    maker, contender = task.recipe(CONTENDERS[run.contender], run.rate).make_task(), CONTENDERS[run.contender]
+    maker, contender = _recipe(profile, run).make_task(), CONTENDERS[run.contender]
     held_out = [task.data(column, "validation", min(_CHOOSING, profile.samples)) for column in columns]
 
     def mean_on_validation(attention: Any) -> float:
@@ -186,8 +185,16 @@ def _missing(task: ComparedTask, contender: str) -> str | None:
     return CONTENDERS[contender].missing(task.layers, task.n, is_causal=task.is_causal)
 
 
-def _recipe(profile: Profile, run: Run) -> dict[str, Any]:
-    return write_recipe(profile.tasks[run.task].recipe(CONTENDERS[run.contender], run.rate))
+def _recipe(profile: Profile, run: Run) -> Recipe:
+    return profile.tasks[run.task].recipe(CONTENDERS[run.contender], run.rate)
+
+
+def _is_of(profile: Profile, run: Run, written: Any) -> bool:
+    """Whether a result was run with these settings; fields that came later have their defaults in earlier files."""
+    try:
+        return read_recipe(written) == _recipe(profile, run)
+    except InputError:
+        return False
 
 
 def _result(folder: Path, run: Run) -> Path:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from annattn.experiments.comparison.contenders import Contender
-from annattn.experiments.recipe import Recipe
+from annattn.experiments.recipe import Recipe, Stage
 from annattn.nn import TransformerConfig
 from annattn.tasks import TASKS, Batch, KHop
 
@@ -60,6 +60,8 @@ class ComparedTask:
             **self.model,
         )
         stages = contender.stages(self.steps, self.layers, task.n)
+        if self.hops:
+            stages = (*_one_doubling_at_a_time(stages[0], task.n), *stages[1:])
         return Recipe(self.task, model, stages, self.options, self.batch, rate, warmup=max(1, self.steps // 20))
 
     def data(self, column: str, split: str, samples: int) -> Batch:
@@ -101,6 +103,29 @@ class Profile:
         {3}
         """
         return replace(self, tasks={name: replace(task, seeds=seeds) for name, task in self.tasks.items()})
+
+
+def _one_doubling_at_a_time(stage: Stage, n: int) -> tuple[Stage, ...]:
+    """The same number of steps: one hop with the first two layers on short words, then twice the hops and a layer more.
+
+    The last part, with all layers, hops and letters, has half of the steps.
+    """
+    deepest = len(stage.attention)
+    each = stage.steps // (2 * (deepest - 2))
+    if each < 1:
+        return (stage,)
+    parts = [
+        replace(
+            stage,
+            steps=each,
+            attention=stage.attention[:layers],
+            n=n * layers // deepest,
+            task_options={"asked_to": 2 ** (layers - 2)},
+            copies=layers > 3,  # the first layer that doubles is not like the one before
+        )
+        for layers in range(2, deepest)
+    ]
+    return *parts, replace(stage, steps=stage.steps - sum(one.steps for one in parts), copies=True)
 
 
 _ANY_ORDER: dict[str, Any] = {"positions": "none"}
@@ -173,7 +198,7 @@ _SMALL = Profile(
 )
 _QUICK = Profile(
     _tasks(
-        steps={"match2": 1000, "induction": 600, "k_hop": 800, "k_hop_16": 300},
+        steps={"match2": 1000, "induction": 600, "k_hop": 2000, "k_hop_16": 300},
         other_steps=500,
         sizes={
             "match2": {"n": 32, "modulus": 37},
