@@ -1,20 +1,26 @@
 """What cannot work is refused in one sentence before work starts; what looks odd but can work does."""
 
+import dataclasses
 import json
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import annattn as aa
+from annattn.attention import MECHANISMS
 from annattn.errors import InputError
+from annattn.experiments import RECIPES, Stage, read_recipe, write_recipe
+from annattn.experiments.text import TextRecipe
 from annattn.files import write_text
 from annattn.kernels import BACKENDS, use_backend
 from annattn.lsh import Euclidean, Hyperplane
 from annattn.nn import AnnaConfig, SoftmaxConfig, Transformer, TransformerConfig, load_model, save_model
+from annattn.nn.exact import ExactLayerConfig
 from annattn.outofcore import ArrayFile
 
 HASHER = Hyperplane(8).sample(tables=4, hashes=3)
@@ -148,6 +154,37 @@ def test_small_numpy_integers_count_as_what_they_are():
     cache = aa.BucketCache(HASHER, heads=np.uint8(2), batch=np.uint8(4), value_dim=np.uint8(8))  # pyright: ignore
     cache.append(torch.randn(4, 2, 5, 8), torch.randn(4, 2, 5, 8))
     assert cache.lengths == [5] * 4
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_number_of_a_description_is_a_plain_one(name):
+    kind, plain = MECHANISMS[name].config, MECHANISMS[name].config()
+    numbers = {f.name: getattr(plain, f.name) for f in dataclasses.fields(kind) if f.type in (int, float)}
+    small = {one: np.float32(x) if isinstance(x, float) else np.int16(x) for one, x in numbers.items()}
+    made = kind(**small)
+    assert {type(getattr(made, one)) for one in numbers} <= {int, float}
+    json.dumps(dataclasses.asdict(made))
+    for one in kind.drawn:
+        with pytest.raises(InputError, match=f"{one}: got 65537, expected at most 65,536"):
+            kind(**{one: 2**16 + 1})
+    for one in numbers:
+        for wrong in (-1, "2", True, float("nan"), None, [1], 2**70):
+            signed = wrong == -1 and isinstance(numbers[one], float)  # a negative beta is one
+            if not signed and not (wrong == 2**70 and isinstance(numbers[one], float)):
+                with pytest.raises(InputError, match=f"{one}: got"):
+                    kind(**{one: wrong})
+
+
+def test_recipes_count_in_plain_numbers():
+    recipe = RECIPES["match2_paper"]
+    stage = Stage(np.uint8(200), recipe.stages[0].attention, (np.float32(0), np.float32(1)), n=np.uint8(32))  # pyright: ignore
+    made = replace(recipe, stages=(stage, stage), batch=np.uint8(32), warmup=np.int8(5), rate=np.float32(0.5))  # pyright: ignore
+    assert made.steps == 400
+    assert read_recipe(json.loads(json.dumps(write_recipe(made)))) == made
+    text = TextRecipe("python", steps=np.uint8(200), batch=np.uint8(6), weight=np.float32(2))  # pyright: ignore
+    assert json.loads(json.dumps(dataclasses.asdict(text)))["steps"] == 200
+    sizes = ExactLayerConfig(np.uint8(100), np.uint8(1), np.uint8(200), np.uint8(0), (1, 20_101))  # pyright: ignore
+    assert sizes.words == 200
 
 
 def test_a_broken_header_and_a_circle_of_links_are_named(tmp_path):

@@ -11,6 +11,8 @@ from annattn.errors import InputError
 __all__ = [
     "LARGEST_COUNT",
     "did_you_mean",
+    "keep_counts",
+    "keep_number",
     "require_choice",
     "require_count",
     "require_flag",
@@ -42,6 +44,19 @@ def require_count(name: str, value: Any, *, least: int = 1, most: int | None = N
         expected = "an integer below 2^31" if most == LARGEST_COUNT else f"at most {most:,}"
         raise InputError(name, given=repr(value), expected=expected, hint=hint)
     return found
+
+
+def keep_counts(owner: Any, *names: str, least: int = 1, most: int | None = None, hint: str = "") -> None:
+    """Check these fields of a frozen dataclass as `require_count` does, and keep each as the Python int it is.
+
+    >>> class Sizes:
+    ...     tables = 200
+    >>> keep_counts(Sizes, "tables", most=100)
+    Traceback (most recent call last):
+    annattn.errors.InputError: tables: got 200, expected at most 100
+    """
+    for name in names:
+        object.__setattr__(owner, name, require_count(name, getattr(owner, name), least=least, most=most, hint=hint))
 
 
 def require_instance(name: str, value: Any, kind: type, expected: str, *, hint: str = "") -> None:
@@ -94,6 +109,18 @@ def require_number(name: str, value: Any, expected: str, *, low: float = -math.i
     if not (math.isfinite(found) and low <= found <= high):
         raise InputError(name, given=repr(value), expected=expected)
     return found
+
+
+def keep_number(owner: Any, name: str, expected: str, *, low: float = -math.inf, high: float = math.inf) -> None:
+    """Check a field of a frozen dataclass as `require_number` does, and keep it as the Python float it is.
+
+    >>> class Sizes:
+    ...     noise = 2.0
+    >>> keep_number(Sizes, "noise", "a number from 0 to 1", low=0, high=1)
+    Traceback (most recent call last):
+    annattn.errors.InputError: noise: got 2.0, expected a number from 0 to 1
+    """
+    object.__setattr__(owner, name, require_number(name, getattr(owner, name), expected, low=low, high=high))
 
 
 def did_you_mean(name: str, names: Iterable[str], *, likeness: float = 0.4) -> str:

@@ -8,7 +8,7 @@ numerator and the denominator of softmax attention.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from annattn.attention.inputs import accumulator, attention_call, check_inputs, 
 from annattn.attention.looked_at import LookedAt, Reach, looked_at
 from annattn.attention.mechanism import Attend, HashedConfig, Mechanism
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
-from annattn.checks import require_count, require_flag, require_number
+from annattn.checks import keep_number, require_count, require_flag, require_number
 from annattn.errors import InputError
 from annattn.kernels import fold_into_batch, nan_targets, not_twice
 from annattn.lsh import Hasher, Hyperplane, restore
@@ -332,6 +332,7 @@ class CollisionSoftmaxConfig(HashedConfig):
     2
     """
 
+    may_be_zero: ClassVar[tuple[str, ...]] = ("window", "first")
     window: int = 0
     first: int = 0
     meetings: int = 2
@@ -342,7 +343,7 @@ class CollisionSoftmaxConfig(HashedConfig):
         super().__post_init__()
         _reach(self.window, self.first, self.meetings, self.centre, True)
         if self.scale is not None:
-            require_number("scale", self.scale, "a finite number")
+            keep_number(self, "scale", "a finite number")
 
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
         """See `AttentionConfig`."""

@@ -149,6 +149,7 @@ class HyperConfig(SeededConfig):
     """
 
     may_be_zero: ClassVar[tuple[str, ...]] = ("columns",)
+    drawn: ClassVar[tuple[str, ...]] = ("hashes", "columns")
     hashes: int = 7
     block: int = 256
     columns: int = 256

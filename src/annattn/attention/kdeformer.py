@@ -109,6 +109,7 @@ class KdeformerConfig(SeededConfig):
 
     causal: ClassVar[Causal] = "never"
     may_be_zero: ClassVar[tuple[str, ...]] = ("columns",)
+    drawn: ClassVar[tuple[str, ...]] = ("hashes", "columns")
     hashes: int = 7
     block: int = 64
     columns: int = 800

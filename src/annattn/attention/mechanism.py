@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from annattn.checks import require_choice, require_count
+from annattn.checks import LARGEST_COUNT, keep_counts, keep_number, require_choice
 from annattn.kernels import GRADIENTS
 from annattn.lsh import CrossPolytope, Hasher, HashFamily, Hyperplane
 from annattn.seeds import check_seed, derive_seed
@@ -34,7 +34,7 @@ __all__ = [
 Attend = Callable[[Tensor, Tensor, Tensor, bool, Tensor | None], Tensor]
 """A bound mechanism: (query, key, value, is_causal, key_mask) to the output."""
 
-_LARGEST = 2**16  # tables or hashes of a layer: a description read from a file must not take all memory
+_LARGEST = 2**16  # of what is drawn for a layer: a description read from a file must not take all memory
 
 Causal = Literal["optional", "always", "never"]
 Gradient = Literal["linear", "exact", "none"]
@@ -62,11 +62,24 @@ class AttentionConfig(ABC):
     - causal: whether a causal form is "optional", there is no other ("always"), or there is none ("never").
     - takes_mask: whether keys can be left out.
     - shared_query_key: queries serve as keys too, and the layer's keys are not looked at.
+
+    A subclass is a dataclass. Its whole numbers are counts, at least 1, or 0 if `may_be_zero` has their name; those of
+    something that `bind` draws are `drawn`, and at most 2^16. Its other numbers are finite.
     """
 
     causal: ClassVar[Causal] = "optional"
     takes_mask: ClassVar[bool] = True
     shared_query_key: ClassVar[bool] = False
+    may_be_zero: ClassVar[tuple[str, ...]] = ()
+    drawn: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.type is int and field.name != "seed":
+                most = _LARGEST if field.name in self.drawn else LARGEST_COUNT
+                keep_counts(self, field.name, least=0 if field.name in self.may_be_zero else 1, most=most)
+            elif field.type is float:
+                keep_number(self, field.name, "a finite number")
 
     @property
     def largest_length(self) -> int | None:
@@ -83,19 +96,12 @@ class AttentionConfig(ABC):
 
 
 class SeededConfig(AttentionConfig):
-    """A mechanism that draws at random, for each layer anew.
-
-    A subclass is a dataclass with a `seed`. Its other whole numbers are counts: at least 1, or 0 if `may_be_zero` has
-    their name.
-    """
+    """A mechanism that draws at random, for each layer anew. A subclass has a `seed`."""
 
     seed: int  # no field: a subclass says where among its own it stands
-    may_be_zero: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        for name in [field.name for field in fields(self) if field.type is int and field.name != "seed"]:
-            least = 0 if name in self.may_be_zero else 1
-            object.__setattr__(self, name, require_count(name, getattr(self, name), least=least))
+        super().__post_init__()
         object.__setattr__(self, "seed", check_seed(self.seed))
 
     def layer_seed(self, layer: int, seed: int | None) -> int:
@@ -107,16 +113,15 @@ class SeededConfig(AttentionConfig):
 class HashedConfig(SeededConfig):
     """A mechanism with hash functions: ℓ = `tables`, z = `hashes`."""
 
+    drawn: ClassVar[tuple[str, ...]] = ("tables", "hashes")
     family: str = "hyperplane"
     tables: int = 8
     hashes: int = 8
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         angular(self.family, 2)
-        for name in ("tables", "hashes"):
-            object.__setattr__(self, name, require_count(name, getattr(self, name), most=_LARGEST))
-        object.__setattr__(self, "seed", check_seed(self.seed))
 
     @staticmethod
     def options(dim: int) -> dict[str, Any]:
@@ -148,8 +153,8 @@ class ExpectedConfig(AttentionConfig):
     hashes: int = 8
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         angular(self.family, 2)
-        object.__setattr__(self, "hashes", require_count("hashes", self.hashes))
 
     @staticmethod
     def options(dim: int) -> dict[str, Any]:

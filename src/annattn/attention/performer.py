@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from annattn.attention import reference
 from annattn.attention.features import FeatureMap
 from annattn.attention.low_rank import FeaturesConfig, low_rank_attention
 from annattn.attention.mechanism import Mechanism
-from annattn.checks import require_count, require_number
+from annattn.checks import keep_counts, keep_number
 from annattn.seeds import check_seed
 
 __all__ = ["MECHANISM", "PerformerConfig", "PerformerFeatures", "performer_weights"]
@@ -39,10 +40,8 @@ class PerformerFeatures(FeatureMap):
     """Key features are multiplied by e^-shift, which no output knows: only the range of the numbers."""
 
     def __post_init__(self) -> None:
-        for name in ("dim", "count"):
-            object.__setattr__(self, name, require_count(name, getattr(self, name)))
-        low = require_number("epsilon", self.epsilon, "a number of at least 0", low=0)
-        object.__setattr__(self, "epsilon", low)
+        keep_counts(self, "dim", "count")
+        keep_number(self, "epsilon", "a number of at least 0", low=0)
         directions = _orthogonal_directions(self.count, self.dim, check_seed(self.seed))
         object.__setattr__(self, "directions", directions)
         largest = float(directions.square().sum(1).max()) / 2
@@ -101,6 +100,7 @@ class PerformerConfig(FeaturesConfig):
     PerformerConfig(count=64, seed=0)
     """
 
+    drawn: ClassVar[tuple[str, ...]] = ("count",)
     count: int = 256
     seed: int = 0
 

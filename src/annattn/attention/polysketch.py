@@ -10,7 +10,7 @@ from torch.nn.functional import layer_norm
 from annattn.attention.features import FeatureMap
 from annattn.attention.low_rank import FeaturesConfig, low_rank_attention
 from annattn.attention.mechanism import Mechanism
-from annattn.checks import require_count
+from annattn.checks import keep_counts
 from annattn.seeds import check_seed
 
 __all__ = ["MECHANISM", "PolySketchConfig", "PolySketchFeatures", "polysketch_weights"]
@@ -34,8 +34,7 @@ class PolySketchFeatures(FeatureMap):
     sketches: Tensor = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("dim", "rank"):
-            object.__setattr__(self, name, require_count(name, getattr(self, name)))
+        keep_counts(self, "dim", "rank")
         generator = torch.Generator().manual_seed(check_seed(self.seed))
         drawn = torch.randn(2, self.dim, self.rank, generator=generator, dtype=torch.float64, device="cpu")
         object.__setattr__(self, "sketches", drawn)
@@ -80,6 +79,7 @@ class PolySketchConfig(FeaturesConfig):
     PolySketchConfig(rank=16, seed=0)
     """
 
+    drawn: ClassVar[tuple[str, ...]] = ("rank",)
     rank: int = 32
     seed: int = 0
 

@@ -104,6 +104,7 @@ class ReformerConfig(SeededConfig):
     causal: ClassVar[Causal] = "never"
     takes_mask: ClassVar[bool] = False
     shared_query_key: ClassVar[bool] = True
+    drawn: ClassVar[tuple[str, ...]] = ("hashes",)
     family: str = "hyperplane"
     hashes: int = 8
     chunk: int = 64

@@ -131,7 +131,6 @@ class ReformerRoundsConfig(HashedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "chunk", require_count("chunk", self.chunk))
         require_flag("sorts", self.sorts)
 
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:

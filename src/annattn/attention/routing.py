@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -12,7 +13,7 @@ from annattn.attention.mechanism import Attend, Mechanism, SeededConfig
 from annattn.attention.partial_softmax import partial_softmax, softmax_of_runs, taken
 from annattn.attention.sampled_columns import shared_heads
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
-from annattn.checks import require_count, require_number
+from annattn.checks import keep_number, require_count
 from annattn.errors import InputError
 from annattn.lsh.rows import unit_rows
 
@@ -145,6 +146,7 @@ class RoutingConfig(SeededConfig):
     RoutingConfig(clusters=8, window=32, decay=0.999, seed=0)
     """
 
+    drawn: ClassVar[tuple[str, ...]] = ("clusters",)
     clusters: int = 16
     window: int = 64
     decay: float = 0.999
@@ -152,8 +154,7 @@ class RoutingConfig(SeededConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expected = "a number from 0 to 1"
-        object.__setattr__(self, "decay", require_number("decay", self.decay, expected, low=0, high=1))
+        keep_number(self, "decay", "a number from 0 to 1", low=0, high=1)
 
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
         """See `AttentionConfig`."""

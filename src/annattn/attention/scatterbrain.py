@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -103,6 +104,7 @@ class ScatterbrainConfig(SeededConfig):
     ScatterbrainConfig(count=32, window=32, seed=0)
     """
 
+    drawn: ClassVar[tuple[str, ...]] = ("count",)
     count: int = 32
     window: int = 64
     seed: int = 0

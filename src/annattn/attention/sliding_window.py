@@ -73,9 +73,6 @@ class SlidingWindowConfig(AttentionConfig):
 
     window: int = 64
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "window", require_count("window", self.window))
-
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
         """See `AttentionConfig`."""
         return lambda q, k, v, is_causal, mask: sliding_window_attention(

@@ -66,7 +66,8 @@ class Text:
     def sample(self, split: str, count: int, length: int, seed: int | tuple[int, ...]) -> NDArray[np.int64]:
         """Excerpts (count, length) from places that the seed decides."""
         part = self.part(split)
-        require_count("length", length, most=len(part), hint=f"{self.name} has {len(part):,} bytes to {split}")
+        hint = f"{self.name} has {len(part):,} bytes to {split}"
+        length = require_count("length", length, most=len(part), hint=hint)
         starts = np.random.default_rng(seed).integers(len(part) - length + 1, size=require_count("count", count))
         return np.stack([part[start : start + length] for start in starts]).astype(np.int64)
 

@@ -57,8 +57,8 @@ def measure(
     >>> len(error.draws), 0 < error.mean < 1
     (2, True)
     """
-    for name, count in (("samples", samples), ("draws", draws), ("batch", batch)):
-        require_count(name, count, least=1, most=LARGEST_COUNT, hint="pass 1 or more")
+    given = (("samples", samples), ("draws", draws), ("batch", batch))
+    samples, draws, batch = (require_count(name, one, most=LARGEST_COUNT, hint="pass 1 or more") for name, one in given)
     check_vocabularies(model.config, task)
     held_out = task.sample(samples, (check_seed(seed), 2), split="test") if data is None else data
     if not held_out.mask.any():

@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from annattn.checks import LARGEST_COUNT, require_count
+from annattn.checks import LARGEST_COUNT, keep_counts, keep_number, require_number
 from annattn.errors import InputError
 from annattn.nn import AttentionConfig, TransformerConfig
 from annattn.nn.checkpoint import read_attention, read_config, write_attention, write_config
@@ -33,6 +33,15 @@ class Stage:
     n: int | None = None
     task_options: dict[str, Any] = field(default_factory=dict)
     copies: bool = False
+
+    def __post_init__(self) -> None:
+        keep_counts(self, "steps", most=LARGEST_COUNT, hint="pass 1 or more")
+        if self.n is not None:
+            keep_counts(self, "n", most=LARGEST_COUNT)
+        if not isinstance(self.noise, tuple | list) or len(self.noise) != 2:
+            raise InputError("noise of a stage", given=self.noise, expected="its first and its last number")
+        noise = tuple(require_number("noise of a stage", one, "a finite number") for one in self.noise)
+        object.__setattr__(self, "noise", noise)
 
     def at(self, step: int) -> tuple[AttentionConfig, ...]:
         """The mechanisms of this step of the stage."""
@@ -75,17 +84,14 @@ class Recipe:
         if self.task not in TASKS:
             raise InputError("task", given=repr(self.task), expected=f"one of {', '.join(TASKS)}")
         check_vocabularies(self.model, self.make_task())
-        for name, count in (("batch", self.batch), ("warmup", self.warmup), ("dataset", self.dataset)):
-            if count is not None:
-                require_count(name, count, least=1, most=LARGEST_COUNT, hint="pass 1 or more")
-        for name, number in (("rate", self.rate), ("clip", self.clip)):
-            if number is not None and not (isinstance(number, int | float) and 0 < number < math.inf):
-                raise InputError(name, given=repr(number), expected="a number above 0")
+        keep_counts(self, "batch", "warmup", most=LARGEST_COUNT, hint="pass 1 or more")
+        if self.dataset is not None:
+            keep_counts(self, "dataset", most=LARGEST_COUNT, hint="pass 1 or more")
+        for name in ("rate", "clip"):
+            if getattr(self, name) is not None:
+                keep_number(self, name, "a number above 0", low=math.ulp(0.0))
         for stage in self.stages:
-            require_count("steps of a stage", stage.steps, least=1, most=LARGEST_COUNT, hint="pass 1 or more")
             check_vocabularies(self.model, self.make_task(stage))
-            if len(stage.noise) != 2:
-                raise InputError("noise of a stage", given=stage.noise, expected="its first and its last number")
             if not 1 <= len(stage.attention) <= self.model.layers:
                 given, most = f"{len(stage.attention)} mechanisms", self.model.layers
                 raise InputError("stage", given=given, expected=f"one per layer, of which there are {most}, or fewer")

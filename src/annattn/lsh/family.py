@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
-from annattn.checks import require_count, require_flag
+from annattn.checks import keep_counts, require_count, require_flag
 from annattn.errors import InputError
 from annattn.lsh.hasher import Hasher, half_keys_for
 
@@ -48,7 +48,7 @@ class HashFamily(ABC):
     dim: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dim", require_count("dim", self.dim))
+        keep_counts(self, "dim")
 
     @property
     @abstractmethod

@@ -44,7 +44,8 @@ def lengths(longest: int, shortest: int = 1024) -> list[int]:
     >>> lengths(5000)
     [1024, 2048, 4096]
     """
-    require_count("longest", longest, least=shortest)
+    shortest = require_count("shortest", shortest)
+    longest = require_count("longest", longest, least=shortest)
     return [shortest * 2**step for step in range(int(math.log2(longest / shortest)) + 1)]
 
 
@@ -61,9 +62,7 @@ def measure_speed(
     >>> sorted(found["rows"][0]["seconds"]) == sorted(LABELS)
     True
     """
-    require_count("heads", heads)
-    require_count("batch", batch)
-    require_count("dim", dim)
+    heads, batch, dim = require_count("heads", heads), require_count("batch", batch), require_count("dim", dim)
     hasher = Hyperplane(dim).sample(tables=tables, hashes=hashes, seed=seed)
     progress(0, "compiling kernels, the first time")
     _measure(_contenders(64, heads, batch, hasher, seed), enough=0)  # compiled and warm before anything counts

@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from annattn.attention import exact_match_attention
-from annattn.checks import LARGEST_COUNT, require_count
+from annattn.checks import LARGEST_COUNT, keep_counts, require_count
 from annattn.errors import CollisionError, InputError
 from annattn.files import write_bytes
 from annattn.nn.checkpoint import check_tensors
@@ -43,8 +43,7 @@ class ExactLayerConfig:
     widths: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        for name in ("messages", "ports", "value_width", "kept"):
-            require_count(name, getattr(self, name), least=0, most=LARGEST_COUNT)
+        keep_counts(self, "messages", "ports", "value_width", "kept", least=0, most=LARGEST_COUNT)
         made = self.kept + self.ports + self.messages + self.messages * self.value_width
         _check_widths(self.widths, last=made)
 
@@ -67,8 +66,7 @@ class ExactConfig:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "inputs", "outputs", "output_tokens"):
-            require_count(name, getattr(self, name), least=0, most=LARGEST_COUNT)
+        keep_counts(self, "tokens", "inputs", "outputs", "output_tokens", least=0, most=LARGEST_COUNT)
         words = 1 + self.inputs
         for layer in self.layers:
             _check_widths(layer.widths, first=words)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from annattn.attention import AttentionConfig, SoftmaxConfig
 from annattn.attention.position_coded import LARGEST_POWER, position_coded
-from annattn.checks import require_choice, require_count, require_flag
+from annattn.checks import keep_counts, require_choice, require_count, require_flag
 from annattn.errors import InputError
 from annattn.nn.decoding import LayerCache, generate, layer_cache
 from annattn.seeds import check_seed
@@ -61,14 +61,13 @@ class TransformerConfig:
     padding: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("input_vocab", "target_vocab", "length", "dim", "heads"):
-            object.__setattr__(self, name, require_count(name, getattr(self, name), most=_LARGEST))
+        keep_counts(self, "input_vocab", "target_vocab", "length", "dim", "heads", most=_LARGEST)
         for name in ("is_causal", "identity_init", "pooled"):
             require_flag(name, getattr(self, name))
         if self.mlp is not None:
-            object.__setattr__(self, "mlp", require_count("mlp", self.mlp, most=_LARGEST))
+            keep_counts(self, "mlp", most=_LARGEST)
         if self.padding is not None:
-            object.__setattr__(self, "padding", require_count("padding", self.padding, least=0, most=_LARGEST))
+            keep_counts(self, "padding", least=0, most=_LARGEST)
         if self.pooled and self.is_causal:
             raise InputError("pooled", given="True in a causal model", expected="is_causal=False with it")
         if self.dim % self.heads:

@@ -14,7 +14,7 @@ from annattn.attention.band import band_softmax
 from annattn.attention.collision import sampled_counts
 from annattn.attention.latest import latest_chances
 from annattn.attention.pairs import sampled_pairs, with_noise
-from annattn.checks import require_choice, require_count, require_number
+from annattn.checks import keep_counts, keep_number, require_choice, require_count, require_number
 from annattn.errors import InputError
 from annattn.lsh import Hasher, Hyperplane
 from annattn.lsh.rows import unit_rows
@@ -66,14 +66,14 @@ class TextConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("dim", "layers", "heads", "window", "grams", "key_dim", "value_dim", "tables", "hashes"):
-            object.__setattr__(self, name, require_count(name, getattr(self, name), most=2**16))
+        sizes = "dim", "layers", "heads", "window", "grams", "key_dim", "value_dim", "tables", "hashes"
+        keep_counts(self, *sizes, most=2**16)
         # Whatever a file says: so many functions are drawn within seconds.
         require_count("tables times hashes", self.tables * self.hashes, most=2**16)
-        require_count("far_layer", self.far_layer, least=0, most=self.layers - 1)
+        keep_counts(self, "far_layer", least=0, most=self.layers - 1)
         require_choice("far", self.far, FAR)
-        require_number("decay", self.decay, "a number from 0 to 1", low=0, high=1)
-        check_seed(self.seed)
+        keep_number(self, "decay", "a number from 0 to 1", low=0, high=1)
+        object.__setattr__(self, "seed", check_seed(self.seed))
         if self.dim % (2 * self.heads):
             raise InputError("dim", given=self.dim, expected=f"an even width for each of {self.heads} heads")
 
