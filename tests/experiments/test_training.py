@@ -138,13 +138,41 @@ def test_a_folder_is_claimed_before_the_first_step(tmp_path):
 def test_another_run_in_the_folder_is_refused_and_kept(tmp_path):
     train(TINY, seed=3, folder=tmp_path, stop_at=2)
     before = (tmp_path / "state.safetensors").read_bytes()
-    for recipe, seed in ((TINY, 4), (replace(TINY, rate=1e-3), 3)):
-        with pytest.raises(InputError, match="another run"):
+    others = {
+        "its seed is 3, not 4": (TINY, 4),
+        "its recipe.rate is 0.003, not 0.001": (replace(TINY, rate=1e-3), 3),
+        r"its recipe.stages\[0\].steps is 12, not 9": (replace(TINY, stages=(Stage(9, (SAMPLED,)), TINY.stages[1])), 3),
+    }
+    for said, (recipe, seed) in others.items():
+        with pytest.raises(InputError, match=f"which holds another run: .*{said}.*choose another folder"):
             train(recipe, seed=seed, folder=tmp_path)
     assert (tmp_path / "state.safetensors").read_bytes() == before
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(InputError, match="damaged"):
+    with pytest.raises(InputError, match=r"run\.json, expected the JSON of a run"):
         train(TINY, seed=3, folder=tmp_path)
+
+
+def test_a_run_of_another_version_is_continued_or_told_apart_by_its_keys(tmp_path):
+    train(TINY, seed=3, folder=tmp_path, stop_at=2)
+    path, state = tmp_path / "run.json", (tmp_path / "state.safetensors").read_bytes()
+    about = json.loads(path.read_text())
+    for where, said in (
+        (about["recipe"], "recipe.decay_from"),
+        (about["recipe"]["model"], "recipe.model.decay_from"),
+        (about["recipe"]["stages"][1]["attention"][0], r"recipe.stages\[1\].attention\[0\].decay_from"),
+    ):
+        where["decay_from"] = None
+        path.write_text(json.dumps(about))
+        expected = f"{said} is null, which this version does not know.*the version that began it"
+        with pytest.raises(InputError, match=expected):
+            train(TINY, seed=3, folder=tmp_path)
+        del where["decay_from"]
+    assert (tmp_path / "state.safetensors").read_bytes() == state
+    # Keys that are newer than the run have their defaults; here all of them are.
+    for name in ("dataset", "decay", "clip"):
+        del about["recipe"][name]
+    path.write_text(json.dumps(about))
+    assert same(train(TINY, seed=3, folder=tmp_path), train(TINY, seed=3))
 
 
 @pytest.mark.parametrize(
@@ -273,7 +301,7 @@ def test_impossible_recipes_are_refused():
         replace(TINY, stages=(Stage(1, (SAMPLED, SAMPLED)),))
     with pytest.raises(InputError, match="stages"):
         replace(TINY, stages=())
-    with pytest.raises(InputError, match="steps of a stage"):
+    with pytest.raises(InputError, match="steps: got -5"):
         replace(TINY, stages=(Stage(-5, (SAMPLED,)), Stage(8, (SAMPLED,))))
     with pytest.raises(InputError, match="noise of a stage"):
         replace(TINY, stages=(Stage(5, (SAMPLED,), (0.0,)),))  # type: ignore[arg-type]

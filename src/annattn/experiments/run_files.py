@@ -1,17 +1,20 @@
 """The files of a training run: weights, optimiser and step in one, the log, and what decides the run."""
 
 import contextlib
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from annattn.errors import InputError
-from annattn.files import write_json, write_text
-from annattn.nn.checkpoint import check_tensors, moments_of, read_moments, read_tensors, write_tensors
+from annattn.files import read_json, write_json, write_text
+from annattn.nn.checkpoint import check_tensors, checked_moments, moments_of, read_step, read_tensors, write_tensors
 
-__all__ = ["check_unclaimed", "read_run", "write_run"]
+__all__ = ["check_same_run", "check_unclaimed", "differences", "read_run", "write_run"]
+
+_SHOWN = 3  # differences of two runs that an error lists
 
 
 def check_unclaimed(folder: Path) -> None:
@@ -20,6 +23,76 @@ def check_unclaimed(folder: Path) -> None:
         if (folder / name).exists():
             given = f"{folder}, with {name} and no run.json"
             raise InputError("folder", given=given, expected="an empty folder or a whole run")
+
+
+def check_same_run(folder: Path, about: dict[str, Any], read: Callable[[Any], Any]) -> dict[str, Any]:
+    """What the folder's run.json says; InputError, with what differs, unless it is the run that `about` describes.
+
+    Args:
+        folder: holds a run.json.
+        about: what decides the run, with its recipe.
+        read: makes a recipe of data. A key that was not there yet when a run began has its default, so recipes are
+            compared and not data.
+    """
+    found = read_json(folder / "run.json", "run", "the JSON of a run")
+    wanted = json.loads(json.dumps(about))
+    if not isinstance(found.get("recipe"), dict):
+        raise InputError("run", given=f"{folder}/run.json, damaged", expected="the JSON of a run")
+    try:
+        same = read(found["recipe"]) == read(wanted["recipe"])
+    except (TypeError, KeyError, ValueError, AttributeError):
+        same = False
+    others = wanted.keys() - {"recipe", "step"}
+    if same and all(found.get(name) == wanted[name] for name in others):
+        return found
+    told = {name: found.get(name) for name in ("recipe", *sorted(others))}
+    raise InputError(
+        "folder",
+        given=f"{folder}, which holds another run: {differences(told, wanted)}",
+        expected="an empty folder or the same run",
+        hint="choose another folder, or finish that run with its own options and the version that began it",
+    )
+
+
+def differences(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """What JSON of two runs differs in, in words; an absent key, which has its default, only if nothing else is.
+
+    >>> differences({"rate": 0.1, "decay_from": None}, {"rate": 0.1, "clip": 1.0})
+    'decay_from is null, which this version does not know'
+    """
+    differ = list(_differences(found, wanted)) or [f"it has no {name}" for name in _absent(found, wanted)]
+    more = len(differ) - _SHOWN
+    return "; ".join(differ[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _differences(found: Any, wanted: Any, where: str = "") -> Iterator[str]:
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for name in found:
+            inside = f"{where}.{name}" if where else name
+            if name in wanted:
+                yield from _differences(found[name], wanted[name], inside)
+            else:
+                yield f"{inside} is {_short(found[name])}, which this version does not know"
+    elif isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+        for at, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            yield from _differences(one, other, f"{where}[{at}]")
+    elif found != wanted:
+        yield f"its {where} is {_short(found)}, not {_short(wanted)}"
+
+
+def _absent(found: Any, wanted: Any, where: str = "") -> Iterator[str]:
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for name in wanted:
+            inside = f"{where}.{name}" if where else name
+            yield from _absent(found[name], wanted[name], inside) if name in found else [inside]
+    elif isinstance(found, list) and isinstance(wanted, list):
+        for at, (one, other) in enumerate(zip(found, wanted, strict=False)):
+            yield from _absent(one, other, f"{where}[{at}]")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def write_run(
@@ -51,36 +124,11 @@ def read_run(
     state = read_tensors(path)
     weights = {name.removeprefix("model."): x for name, x in state.items() if name.startswith("model.")}
     check_tensors(model, weights, str(path))
-    found = state.get("step", torch.tensor(-1))
-    if found.numel() != 1 or found.is_floating_point() or not 0 <= found.item() <= steps:
-        given = found.tolist() if "step" in state else "none"
-        raise InputError(f"step of {path}", given=given, expected=f"one of 0 to {steps}")
-    step = int(found)
-    moments = _moments(state, list(model.parameters()) if step else [], path)
+    step = read_step(state, steps, path)
+    moments = checked_moments(state, list(model.parameters()) if step else [], path)
     model.load_state_dict(weights)
     optimiser.load_state_dict({**optimiser.state_dict(), "state": moments})
     with contextlib.suppress(OSError, ValueError):  # only people read the log, so a damaged one is replaced
         lines = (folder / "log.csv").read_text().splitlines()
         return step, lines[:1] + [line for line in lines[1:] if int(line.split(",")[0]) <= step]
     return step, None
-
-
-def _moments(state: dict[str, Tensor], weights: list[torch.nn.Parameter], path: Path) -> dict[int, dict[str, Tensor]]:
-    """The optimiser's state for every weight; empty before the first step."""
-    shapes = {"step": torch.Size(), "exp_avg": None, "exp_avg_sq": None}
-    wanted = {
-        f"adam.{index}.{name}": weight.shape if shape is None else shape
-        for index, weight in enumerate(weights)
-        for name, shape in shapes.items()
-    }
-    found = {name: tensor.shape for name, tensor in state.items() if name.startswith("adam.")}
-    wrong = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
-    if wrong:
-        raise InputError(
-            str(path), given=f"{wrong[0]} of shape {found.get(wrong[0])}", expected=str(wanted.get(wrong[0]))
-        )
-    for name in found:
-        if not state[name].is_floating_point() or not state[name].isfinite().all():
-            given = "NaN or infinity" if state[name].is_floating_point() else state[name].dtype
-            raise InputError(f"{name} of {path}", given=given, expected="finite numbers")
-    return read_moments(state)

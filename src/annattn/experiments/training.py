@@ -17,7 +17,7 @@ from torch import Tensor
 from annattn.errors import InputError
 from annattn.experiments.ranks import Ranks
 from annattn.experiments.recipe import Recipe, read_recipe, write_recipe
-from annattn.experiments.run_files import check_unclaimed, read_run, write_run
+from annattn.experiments.run_files import check_same_run, check_unclaimed, read_run, write_run
 from annattn.files import held, write_json
 from annattn.nn import Transformer
 from annattn.nn.checkpoint import save_model
@@ -203,15 +203,7 @@ class _Run:
             folder.mkdir(parents=True, exist_ok=True)
             write_json(self._about, folder / "run.json")
             return
-        try:
-            about = json.loads((folder / "run.json").read_text())
-            known, reached = (read_recipe(about["recipe"]), about["seed"]), about["step"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise InputError("run", given=f"{folder}/run.json, damaged", expected="the JSON of a run") from None
-        if known != (self.recipe, self.seed):
-            raise InputError(
-                "folder", given=f"{folder}, which holds another run", expected="an empty folder or the same run"
-            )
-        if reached or (folder / "state.safetensors").exists():
+        known = check_same_run(folder, self._about, read_recipe)
+        if known.get("step") or (folder / "state.safetensors").exists():
             self.step, log = read_run(folder, self.model, self.optimiser, self.recipe.steps)
             self.log = log or self.log

@@ -19,13 +19,14 @@ from annattn.seeds import check_seed
 
 __all__ = [
     "check_tensors",
+    "checked_moments",
     "checkpoint_files",
     "current_names",
     "load_model",
     "moments_of",
     "read_attention",
     "read_config",
-    "read_moments",
+    "read_step",
     "read_tensors",
     "save_model",
     "write_attention",
@@ -50,18 +51,49 @@ def moments_of(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def read_moments(tensors: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+def checked_moments(
+    tensors: dict[str, Tensor], weights: list[nn.Parameter], path: Path, *, all_moved: bool = True
+) -> dict[int, dict[str, Tensor]]:
     """The inverse of `moments_of`, among other tensors: the "state" of an optimiser's `state_dict`.
 
-    >>> read_moments({"step": torch.tensor(5), "adam.0.step": torch.tensor(5.0)})
-    {0: {'step': tensor(5.)}}
+    InputError unless it fits the weights; with `all_moved=False` some of them may have none, since no step moved them.
+
+    >>> found = {"adam.0.step": torch.tensor(5.0), "adam.0.exp_avg": torch.ones(1), "adam.0.exp_avg_sq": torch.ones(1)}
+    >>> checked_moments({"step": torch.tensor(5), **found}, [nn.Parameter(torch.ones(1))], Path("state"))[0]["step"]
+    tensor(5.)
     """
-    found: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith("adam."):
-            _, index, rest = name.split(".")
-            found.setdefault(int(index), {})[rest] = tensor
-    return found
+    found = {name: tensor for name, tensor in tensors.items() if name.startswith("adam.")}
+    moved = range(len(weights)) if all_moved else [at for at in range(len(weights)) if f"adam.{at}.step" in found]
+    shapes = {"step": torch.Size(), "exp_avg": None, "exp_avg_sq": None}
+    wanted = {
+        f"adam.{index}.{name}": weights[index].shape if shape is None else shape
+        for index in moved
+        for name, shape in shapes.items()
+    }
+    given = {name: tensor.shape for name, tensor in found.items()}
+    wrong = sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name))
+    if wrong:
+        raise InputError(
+            str(path), given=f"{wrong[0]} of shape {given.get(wrong[0])}", expected=str(wanted.get(wrong[0]))
+        )
+    for name, tensor in found.items():
+        if not tensor.is_floating_point() or not tensor.isfinite().all():
+            said = "NaN or infinity" if tensor.is_floating_point() else tensor.dtype
+            raise InputError(f"{name} of {path}", given=said, expected="finite numbers")
+    return {index: {name: found[f"adam.{index}.{name}"] for name in shapes} for index in moved}
+
+
+def read_step(tensors: dict[str, Tensor], steps: int, path: Path) -> int:
+    """The step at which this state of a run was written; InputError unless it is one of 0 to `steps`.
+
+    >>> read_step({"step": torch.tensor(5)}, 10, Path("state"))
+    5
+    """
+    found = tensors.get("step", torch.tensor(-1))
+    if found.numel() != 1 or found.is_floating_point() or not 0 <= found.item() <= steps:
+        given = found.tolist() if "step" in tensors else "none"
+        raise InputError(f"step of {path}", given=given, expected=f"one of 0 to {steps}")
+    return int(found)
 
 
 def save_model(model: Transformer, path: str | Path, *, notes: dict[str, Any] | None = None) -> Path:

@@ -173,6 +173,27 @@ def test_a_damaged_log_stops_nothing_and_a_folder_of_others_is_refused(tmp_path)
         train_text(RECIPE, tiny(), folder=tmp_path)
 
 
+def test_another_run_is_told_apart_by_what_differs(tmp_path):
+    train_text(RECIPE, tiny(), folder=tmp_path, stop_at=2)
+    with pytest.raises(InputError, match=r"another run: .*its recipe\.rate is"):
+        train_text(dataclasses.replace(RECIPE, rate=0.5), tiny(), folder=tmp_path)
+    about = json.loads((tmp_path / "run.json").read_text())
+    for where, said in ((about["recipe"], "recipe.more"), (about["recipe"]["model"], "recipe.model.more")):
+        where["more"] = 1
+        (tmp_path / "run.json").write_text(json.dumps(about))
+        with pytest.raises(InputError, match=f"{said} is 1, which this version does not know"):
+            train_text(RECIPE, tiny(), folder=tmp_path)
+        del where["more"]
+    del about["recipe"]["weight"]  # newer than the run, which was therefore run with its default
+    (tmp_path / "run.json").write_text(json.dumps(about))
+    with pytest.raises(InputError, match=r"another run: it has no recipe\.weight, expected"):
+        train_text(RECIPE, tiny(), folder=tmp_path)
+    del about["recipe"]["noise"]
+    about["recipe"]["weight"] = 2.0
+    (tmp_path / "run.json").write_text(json.dumps(about))
+    train_text(RECIPE, tiny(), folder=tmp_path, stop_at=3)
+
+
 def test_recipes_are_the_same_but_for_the_far_head():
     first = TEXT_RECIPES["python_anna"]
     for name in ("python_softmax", "python_window", "python_latest_match"):

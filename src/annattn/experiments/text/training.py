@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from annattn.checks import require_count, require_number
+from annattn.checks import LARGEST_COUNT, keep_counts, keep_number, require_number
 from annattn.data import Text
 from annattn.errors import InputError
 from annattn.experiments.ranks import Ranks
-from annattn.experiments.run_files import check_unclaimed, read_run, write_run
+from annattn.experiments.run_files import check_same_run, check_unclaimed, read_run, write_run
 from annattn.experiments.text.model import TextConfig, TextModel
 from annattn.experiments.text.needles import plant_twice
 from annattn.experiments.training import Progress
@@ -60,12 +60,12 @@ class TextRecipe:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "length", "warmup", "tables", "hashes"):
-            require_count(name, getattr(self, name))
-        require_count("facts", self.facts, least=0)
-        require_number("ramp", self.ramp, "a share of the steps, from 0 to 1", low=0, high=1)
-        require_number("noise", self.noise, "a number from 0 to 1", low=0, high=1)
-        require_number("rate", self.rate, "a number above 0", low=1e-9)
+        keep_counts(self, "steps", "batch", "length", "warmup", "tables", "hashes", most=LARGEST_COUNT)
+        keep_counts(self, "facts", least=0, most=LARGEST_COUNT)
+        keep_number(self, "ramp", "a share of the steps, from 0 to 1", low=0, high=1)
+        keep_number(self, "noise", "a number from 0 to 1", low=0, high=1)
+        keep_number(self, "rate", "a number above 0", low=1e-9)
+        keep_number(self, "weight", "a number of at least 0", low=0)
 
     def shortened(self, share: float) -> "TextRecipe":
         """The same with this share of the steps."""
@@ -196,14 +196,14 @@ class _Run:
             save_text_model(self.model, self.folder / "model", notes=self.about)
 
     def _resume(self, folder: Path) -> None:
-        known = _json(folder / "run.json")
-        if known != json.loads(json.dumps(self.about)):
-            raise InputError(
-                "folder", given=f"{folder}, which holds another run", expected="an empty folder or the same run"
-            )
+        check_same_run(folder, self.about, _read_recipe)
         if (folder / "state.safetensors").exists():
             self.step, log = read_run(folder, self.model, self.optimiser, self.recipe.steps)
             self.log = log or self.log
+
+
+def _read_recipe(data: dict[str, Any]) -> TextRecipe:
+    return TextRecipe(**data | {"model": TextConfig(**data["model"])})
 
 
 def save_text_model(model: TextModel, path: Path, *, notes: dict[str, Any]) -> None:
