@@ -2,9 +2,11 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import BertConfig, BertModel, BertTokenizer
@@ -12,10 +14,12 @@ from transformers import BertConfig, BertModel, BertTokenizer
 from annattn.attention import AnnaConfig, ExpectedCollisionConfig
 from annattn.cli import main
 from annattn.errors import InputError
+from annattn.files import held
 from annattn.integrations.huggingface.convert import convert
 from annattn.integrations.huggingface.distill import Distillation, distill, embed, embed_halves, load_teacher, scores
 from annattn.integrations.huggingface.layerwise import layerwise
 from annattn.integrations.huggingface.paragraphs import Paragraphs, halves, plain
+from annattn.nn.checkpoint import read_tensors, write_tensors
 
 WORDS = [f"word{number}" for number in range(40)]
 
@@ -79,6 +83,70 @@ def test_a_stopped_run_continues_to_the_same_weights(teacher, text, tmp_path):
         assert torch.equal(weight, again.state_dict()[name]), name
     with pytest.raises(InputError, match="the same run"):
         distill(model, tokenizer, paragraphs, Distillation(AnnaConfig(), steps=3), folder=tmp_path / "cut")
+
+
+def test_what_a_folder_holds_is_this_run_or_refused_and_kept(teacher, text, tmp_path):
+    model, tokenizer = load_teacher(teacher)
+    paragraphs, folder = Paragraphs(text), tmp_path / "run"
+
+    def again(task=TASK, teacher=model, text=paragraphs):
+        return distill(teacher, tokenizer, text, task, folder=folder, save_every=2, report=stop)
+
+    def stop(step):
+        if step.step == 4:
+            raise RuntimeError("pulled the plug")
+
+    with pytest.raises(RuntimeError):
+        again()
+    state, task = folder / "state.safetensors", folder / "task.json"
+    kept = state.read_bytes(), task.read_bytes()
+    other = copy.deepcopy(model)
+    other.embeddings.word_embeddings.weight.data[7, 3] += 1
+    more = tmp_path / "more.txt"
+    more.write_text(text.read_text() + text.read_text())
+    with pytest.raises(InputError, match="a run with another steps, seed, expected the same run"):
+        again(replace(TASK, steps=13, seed=1))
+    with pytest.raises(InputError, match="a run with another teacher"):
+        again(teacher=other)
+    with pytest.raises(InputError, match="a run with another text"):
+        again(text=Paragraphs(more))
+    task.write_text(json.dumps(json.loads(kept[1]) | {"decay_from": None}))
+    with pytest.raises(InputError, match="a run with another decay_from"):
+        again()
+    for damaged in ("", "[]", "{", "[" * 100_000):
+        task.write_text(damaged)
+        with pytest.raises(InputError, match=r"task\.json, expected the JSON of a run"):
+            again()
+    task.unlink()
+    with pytest.raises(InputError, match=r"with state\.safetensors and no task\.json"):
+        again()
+    task.write_bytes(kept[1])
+    assert state.read_bytes() == kept[0]
+    tensors, name = read_tensors(state), "adam.10.exp_avg"
+    for damage, said in (
+        ({"step": torch.tensor(99)}, "step of"),
+        ({"step": torch.tensor(-1)}, "step of"),
+        ({name: torch.zeros(3)}, name),
+        ({name: tensors[name] * torch.nan}, name),
+        ({"adam.x.y": torch.zeros(3)}, "adam.x.y"),
+        ({"student.pooler.dense.bias": torch.full((16,), torch.inf)}, "pooler.dense.bias"),
+        ({"student.more": torch.zeros(1)}, "more"),
+    ):
+        write_tensors(tensors | damage, state)
+        with pytest.raises(InputError, match=said):
+            again()
+    state.write_bytes(kept[0][:100])
+    with pytest.raises(InputError, match="a whole safetensors file"):
+        again()
+    with held(folder), pytest.raises(InputError, match="in use by process"):
+        again()
+    with pytest.raises(InputError, match="save_every"):
+        distill(model, tokenizer, paragraphs, TASK, folder=folder, save_every=0)
+
+
+def test_counts_of_numpy_are_what_they_say():
+    made = Distillation(ANNA, steps=np.uint8(200), batch=np.uint8(4), length=np.uint8(24))  # pyright: ignore
+    assert made.layerwise == 133
 
 
 def test_a_run_stopped_in_its_second_part_continues_there(teacher, text, tmp_path):

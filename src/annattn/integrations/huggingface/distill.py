@@ -5,6 +5,8 @@ functions it will run with, so that later layers learn to live with their noise.
 """
 
 import copy
+import hashlib
+import json
 import math
 import time
 from collections.abc import Callable
@@ -17,14 +19,23 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 from annattn.attention import AnnaConfig, AttentionConfig, SampledCollisionConfig
-from annattn.checks import require_count, require_number
+from annattn.checks import LARGEST_COUNT, keep_counts, keep_number, require_count
 from annattn.errors import InputError
-from annattn.files import write_json
+from annattn.files import held, read_json, write_json
 from annattn.integrations.huggingface.convert import convert
 from annattn.integrations.huggingface.layerwise import layerwise
 from annattn.integrations.huggingface.paragraphs import Paragraphs, halves
 from annattn.interrupts import between_steps
-from annattn.nn.checkpoint import moments_of, read_moments, read_tensors, write_attention, write_tensors
+from annattn.nn.checkpoint import (
+    check_tensors,
+    checked_moments,
+    moments_of,
+    read_step,
+    read_tensors,
+    write_attention,
+    write_tensors,
+)
+from annattn.seeds import check_seed
 
 __all__ = ["Distillation", "Scores", "Step", "distill", "embed", "embed_halves", "load_teacher", "scores"]
 
@@ -45,9 +56,9 @@ class Distillation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "length"):
-            require_count(name, getattr(self, name))
-        require_number("rate", self.rate, "a positive number", low=1e-12)
+        keep_counts(self, "steps", "batch", "length", most=LARGEST_COUNT)
+        keep_number(self, "rate", "a positive number", low=1e-12)
+        object.__setattr__(self, "seed", check_seed(self.seed))
 
     @property
     def layerwise(self) -> int:
@@ -131,10 +142,19 @@ def distill(
     The loss is the mean over layers of the squared distance to the teacher's output, over the teacher's variance: in
     `task.layerwise` steps that of each layer's attention on the teacher's inputs, then that of whole layers on theirs.
     """
+    save_every = require_count("save_every", save_every)
+    with held(folder):
+        return _distill(teacher, tokenizer, paragraphs, task, folder, save_every, report)
+
+
+def _distill(
+    teacher: Any, tokenizer: Any, paragraphs: Paragraphs, task: Distillation, folder: Path, save_every: int,
+    report: Callable[[Step], None] | None,
+) -> Any:  # fmt: skip
     student = convert(copy.deepcopy(teacher), task.form).train()
     optimizer = torch.optim.AdamW(student.parameters(), lr=task.rate, weight_decay=0.0)
-    folder.mkdir(parents=True, exist_ok=True)
-    start, spent = _restore(folder, task, student, optimizer)
+    _claim(folder, task.written() | {"teacher": _fingerprint(teacher), "text": paragraphs.sha256})
+    start, spent = _restore(folder, task.steps, student, optimizer)
     began = time.process_time() - spent
     if start and report is not None:
         report(Step(start, math.nan, spent))
@@ -153,10 +173,10 @@ def distill(
             try:
                 check()
             except KeyboardInterrupt:
-                _save(folder, task, student, optimizer, step + 1, time.process_time() - began)
+                _save(folder, student, optimizer, step + 1, time.process_time() - began)
                 raise
             if (step + 1) % save_every == 0 or step + 1 == task.steps:
-                _save(folder, task, student, optimizer, step + 1, time.process_time() - began)
+                _save(folder, student, optimizer, step + 1, time.process_time() - began)
 
     with between_steps() as check:
         if start < task.layerwise:
@@ -215,31 +235,55 @@ def _loss(student: Any, teacher: Any, inputs: dict[str, Tensor]) -> Tensor:
     return torch.stack(terms).mean()
 
 
-def _save(folder: Path, task: Distillation, student: Any, optimizer: Any, step: int, spent: float) -> None:
+def _fingerprint(model: torch.nn.Module) -> str:
+    """The same for models with the same weights."""
+    found = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _claim(folder: Path, about: dict[str, Any]) -> None:
+    """Say in the folder which run it holds; InputError, with what differs, if it holds another."""
+    path = folder / "task.json"
+    if not path.exists():
+        if (folder / "state.safetensors").exists():
+            given = f"{folder}, with state.safetensors and no task.json"
+            raise InputError("folder", given=given, expected="an empty folder or a whole run")
+        write_json(about, path)
+        return
+    kept = read_json(path, "folder", "the JSON of a run")
+    differ = [name for name, value in json.loads(json.dumps(about)).items() if kept.get(name) != value]
+    differ += sorted(kept.keys() - about.keys())
+    if differ:
+        raise InputError(
+            "folder",
+            given=f"{folder}, which holds a run with another {', '.join(differ)}",
+            expected="the same run",
+            hint="choose another folder",
+        )
+
+
+def _save(folder: Path, student: Any, optimizer: Any, step: int, spent: float) -> None:
     tensors = {f"student.{name}": tensor for name, tensor in student.state_dict().items()}
     # A copy each: tied weights share memory, which safetensors refuses.
     tensors = {name: tensor.clone() for name, tensor in (tensors | moments_of(optimizer)).items()}
     tensors |= {"step": torch.tensor(step), "cpu_seconds": torch.tensor(spent)}
     write_tensors(tensors, folder / "state.safetensors")
-    write_json(task.written(), folder / "task.json")
 
 
-def _restore(folder: Path, task: Distillation, student: Any, optimizer: Any) -> tuple[int, float]:
+def _restore(folder: Path, steps: int, student: Any, optimizer: Any) -> tuple[int, float]:
     """Load what an earlier run left; returns the step to go on with, and the seconds spent before it."""
-    import json
-
-    if not (folder / "state.safetensors").exists() or not (folder / "task.json").exists():
+    path = folder / "state.safetensors"
+    if not path.exists():
         return 0, 0.0
-    kept = json.loads((folder / "task.json").read_text())
-    if kept != json.loads(json.dumps(task.written())):
-        raise InputError(
-            "folder", given=f"{folder}, with a run of {kept}", expected="the same run", hint="choose another folder"
-        )
-    tensors = read_tensors(folder / "state.safetensors")
+    tensors = read_tensors(path)
     weights = {name.removeprefix("student."): x for name, x in tensors.items() if name.startswith("student.")}
-    try:
-        student.load_state_dict(weights)
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": read_moments(tensors)})
-        return int(tensors["step"]), float(tensors["cpu_seconds"])
-    except (RuntimeError, KeyError, ValueError) as wrong:
-        raise InputError(f"{folder}/state.safetensors", given="another model", expected="the student's") from wrong
+    check_tensors(student, weights, str(path))
+    step = read_step(tensors, steps, path)
+    moments = checked_moments(tensors, list(student.parameters()), path, all_moved=False)
+    student.load_state_dict(weights)
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+    spent = tensors.get("cpu_seconds", torch.tensor(0.0))
+    return step, float(spent) if spent.numel() == 1 else 0.0

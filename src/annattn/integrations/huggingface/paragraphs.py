@@ -1,7 +1,9 @@
 """Paragraphs of a large text file, in an order that a seed decides, and the last twentieth of it held out."""
 
 import gzip
+import hashlib
 import re
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -51,11 +53,13 @@ class Paragraphs:
             raise InputError("text", given=f"{path}, which is no file", expected="a text file")
         try:
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                lines = file.read().decode("utf-8", "ignore").splitlines()
-        except OSError as wrong:
+                data = file.read()
+        except (OSError, EOFError, zlib.error) as wrong:
             raise InputError(
                 "text", given=str(path), expected="a text file that can be read", hint=str(wrong)
             ) from None
+        self.sha256 = hashlib.sha256(data).hexdigest()
+        lines = data.decode("utf-8", "ignore").splitlines()
         # What begins with a letter or a bold name is prose; tables, lists and headings are not.
         prose = [line for line in lines if len(line) >= least and (line[0].isalpha() or line.startswith("'''"))]
         cut = int(len(prose) * (1 - _HELD_OUT))
