@@ -5,9 +5,13 @@ from functools import cache
 
 from annattn.errors import NoMemoryError
 
-__all__ = ["memory_of_machine", "require_memory", "said"]
+__all__ = ["memory_of_machine", "ran_out", "require_memory", "said"]
 
-_NO_MEMORY = ("allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
+# Words of torch, of the C++ library, of Python and of the system's loader, which have no common error for it.
+_NO_MEMORY = (
+    "allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed", "bad_alloc",
+    "can't start new thread", "failed to map segment",
+)  # fmt: skip
 
 
 @cache
@@ -43,5 +47,15 @@ def said(error: MemoryError | RuntimeError, sentence: str) -> MemoryError | Runt
     >>> said(MemoryError(), "too large"), said(RuntimeError("no"), "too large")
     (NoMemoryError('too large'), RuntimeError('no'))
     """
-    ran_out = isinstance(error, MemoryError) or any(word in str(error) for word in _NO_MEMORY)
-    return NoMemoryError(sentence) if ran_out and not isinstance(error, NoMemoryError) else error
+    return NoMemoryError(sentence) if ran_out(error) and not isinstance(error, NoMemoryError) else error
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether this error, or one that it was raised from, says that memory ran out.
+
+    >>> ran_out(RuntimeError("std::bad_alloc")), ran_out(RuntimeError("no"))
+    (True, False)
+    """
+    cause = error.__cause__ or error.__context__
+    own = isinstance(error, MemoryError) or any(word in str(error) for word in _NO_MEMORY)
+    return own or (cause is not None and ran_out(cause))

@@ -1,5 +1,6 @@
 """What every command has in common: help, versions, suggestions, plain output in pipes, exit codes."""
 
+import errno
 import io
 import json
 import os
@@ -48,6 +49,40 @@ def test_the_list_of_commands_says_the_exit_codes(command):
     assert all(re.search(rf"│ {name} ", out) for name in COMMANDS)
     shown = " ".join(out.split())
     assert "0 done; 1 failed, or a theorem does not hold; 2 bad input; 130 interrupted" in shown
+
+
+NO_MEMORY = [
+    MemoryError(),
+    RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+    RuntimeError("std::bad_alloc"),
+    RuntimeError("can't start new thread"),
+    ImportError("libmany.so: failed to map segment from shared object"),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+]
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=str)
+def test_memory_that_runs_out_anywhere_gets_one_line(error, command, monkeypatch):
+    def fail() -> None:
+        try:
+            raise error
+        except (ImportError, MemoryError) as first:  # a library may say something else in its place
+            raise LookupError("no such thing") from first
+
+    monkeypatch.setattr("annattn.cli.plan.plan", fail)
+    code, shown, errors = command("plan")
+    assert (code, shown, len(errors.splitlines())) == (1, "", 1)
+    assert "memory" in errors
+    assert errors.startswith("annattn: ")
+
+
+def test_an_error_of_the_library_itself_is_not_hidden(command, monkeypatch):
+    def fail() -> None:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr("annattn.cli.plan.plan", fail)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        command("plan")
 
 
 def test_every_listed_command_is_there():

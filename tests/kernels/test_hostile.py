@@ -214,6 +214,16 @@ def test_damaged_files_of_compiled_kernels_are_replaced_and_a_full_disk_is_no_ob
     assert _tiny_kernel(source)(3) == 6
     assert files[0].stat().st_mtime_ns > before
 
+    def too_little(*_):
+        raise MemoryError
+
+    whole = {path: path.read_bytes() for path in files}
+    with monkeypatch.context() as patched:
+        patched.setattr("numba.core.caching.IndexDataCacheFile.load", too_little)
+        with pytest.raises(MemoryError):
+            _tiny_kernel(source)(3)
+    assert {path: path.read_bytes() for path in files} == whole  # nothing was wrong with them
+
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -6,6 +6,7 @@ import sys
 
 from annattn.errors import AnnattnError
 from annattn.interrupts import stopped_by_signals
+from annattn.memory import ran_out
 
 __all__ = ["main"]
 
@@ -49,15 +50,13 @@ def _run(arguments: list[str]) -> None:
         raise
     except KeyboardInterrupt:
         code = _print_error(INTERRUPTED, "interrupted")
-    except MemoryError as error:
-        code = _print_error(FAILED, f"not enough memory here: {error}")
-    except RuntimeError as error:
-        # torch has no error of its own for this.
-        if "DefaultCPUAllocator" not in str(error):
-            raise
-        code = _print_error(FAILED, f"not enough memory here: {str(error).rpartition('DefaultCPUAllocator: ')[2]}")
     except OSError as error:
         code = _print_error(BAD_INPUT if isinstance(error, _WRONG_FILE) else FAILED, _describe(error))
+    except Exception as error:
+        if not ran_out(error):
+            raise
+        said = str(error).rpartition("DefaultCPUAllocator: ")[2]
+        code = _print_error(FAILED, f"not enough memory here{': ' if said else ''}{said}")
     try:
         sys.stdout.flush()
     except BrokenPipeError:

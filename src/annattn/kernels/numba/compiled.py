@@ -49,6 +49,8 @@ class _Kept(FunctionCache):
         """What is on disk for this signature; None, if that is nothing or damaged."""
         try:
             return super().load_overload(sig, target_context)
+        except MemoryError:  # the file is whole
+            raise
         except Exception:  # whatever unpickling a damaged file raises
             self._delete()
             return None
@@ -57,7 +59,7 @@ class _Kept(FunctionCache):
         """Write to disk, if it can be written to."""
         try:
             super().save_overload(sig, data)
-        except OSError:
+        except (OSError, MemoryError):
             return
         except Exception:  # a damaged index, which is read before it is written again
             self._delete()
