@@ -2,17 +2,21 @@
 
 import copy
 import json
+from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from annattn.drawing import write_figure
 from annattn.drawing.chart import Axis
 from annattn.drawing.scatter import Point, _boxes, _labels, scatter
 from annattn.errors import InputError
 from annattn.experiments.comparison import CONTENDERS, PROFILES, summary
 from annattn.report import page
-from annattn.report.comparison import frontier_chart, panel_columns, panel_points, read_comparison
+from annattn.report.comparison import error_text, frontier_chart, panel_columns, panel_points, read_comparison
 
 
 @pytest.fixture
@@ -111,6 +115,78 @@ def test_another_file_is_refused(content, tmp_path):
         path.write_text(content)
     with pytest.raises(InputError, match="comparison"):
         read_comparison(path)
+
+
+def _places(data: Any) -> Iterator[tuple[Any, Any]]:
+    """Every list and dict in the data, with each of its keys."""
+    for key in list(data) if isinstance(data, dict) else range(len(data) if isinstance(data, list) else 0):
+        yield data, key
+        yield from _places(data[key])
+
+
+def test_an_edited_file_is_refused_or_shown(comparison, tmp_path):
+    # One task, three contenders, one of them without a causal form: all that there is to edit, and quick.
+    small = copy.deepcopy(comparison)
+    small["columns"] = small["columns"][:2]
+    small["rows"] = [row for row in small["rows"] if row["name"] in ("softmax", "anna_direct", "linformer")]
+    names = {row["name"] for row in small["rows"]}
+    small["costs"]["contenders"] = {name: small["costs"]["contenders"][name] for name in names}
+    for row in small["rows"]:
+        row["cells"] = {column["name"]: row["cells"][column["name"]] for column in small["columns"]}
+    path, refused, shown = tmp_path / "comparison.json", 0, 0
+    for holder, key in list(_places(small)):
+        before = holder[key]
+        for edit in (None, "<b>", -1, []):
+            holder[key] = edit
+            path.write_text(json.dumps(small))
+            holder[key] = before
+            try:
+                found = read_comparison(path)
+            except InputError:
+                refused += 1
+            else:
+                shown += 1
+                charts = [frontier_chart(found, is_causal=is_causal, width=760) for is_causal in (True, False)]
+                assert not any("<b>" in chart for chart in charts if chart)
+    assert min(refused, shown) > 50
+
+
+@pytest.mark.parametrize("edit", [-0.1, 1.1, float("nan"), float("inf"), "0.5", None])
+def test_errors_are_shares_and_times_are_positive(edit, comparison, tmp_path):
+    path, softmax = tmp_path / "comparison.json", comparison["rows"][0]["cells"]["match2"]
+    times = comparison["costs"]["contenders"]["softmax"]["seconds_per_token"]
+    for where, key in ((softmax, "error"), (comparison["columns"][0], "guess"), (times, "1024")):
+        if where is times and edit == 1.1:
+            continue
+        before, where[key] = where[key], edit
+        path.write_text(json.dumps(comparison))
+        where[key] = before
+        with pytest.raises(InputError, match=r"comparison\.json, damaged"):
+            read_comparison(path)
+
+
+def test_the_published_numbers_are_those_of_the_published_file(tmp_path):
+    docs = Path(__file__).parents[2] / "docs"
+    found, text = read_comparison(docs / "figures" / "comparison.json"), (docs / "comparison.md").read_text()
+    titles = " | ".join(column["title"] for column in found["columns"])
+    assert f"| contender | {titles} |\n" in text
+    guesses = " | ".join(f"{column['guess']:.3f}" for column in found["columns"])
+    assert f"| best constant answer | {guesses} |\n" in text
+    assert f"The whole profile {found['profile']}: {found['runs']} runs." in text
+    for row in found["rows"]:
+        errors = [error_text(row["cells"][column["name"]]) for column in found["columns"]]
+        assert f"| {' | '.join([row['title'], *errors])} |\n" in text
+        cost = found["costs"]["contenders"][row["name"]]
+        times = [f"{1e6 * cost['seconds_per_token'][n]:.2f}" for n in ("1024", "16384")]
+        states = [cost["state_bytes"][n] for n in ("1024", "16384")]
+        kept = ["no causal form" if state is None else f"{state:,}" for state in states]
+        assert f"| {' | '.join([row['title'], *times, *kept])} |\n" in text
+    for is_causal, name in ((True, "frontier_causal"), (False, "frontier")):
+        draw = partial(frontier_chart, found, is_causal=is_causal, width=760)
+        write_figure(lambda theme, draw=draw: draw(theme=theme) or "", tmp_path / f"{name}.svg")
+    assert list(tmp_path.iterdir())
+    for drawn in tmp_path.iterdir():
+        assert drawn.read_text() == (docs / "figures" / drawn.name).read_text(), drawn.name
 
 
 def test_what_was_written_is_read(comparison, tmp_path):

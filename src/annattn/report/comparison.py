@@ -28,6 +28,7 @@ def read_comparison(path: Path) -> dict[str, Any]:
     if not {"columns", "rows", "costs", "profile"} <= found.keys():
         raise InputError("comparison", given=str(path), expected=expected)
     try:  # whatever the page makes of it
+        _check_numbers(found)
         for is_causal in PANELS:
             frontier_chart(found, is_causal=is_causal, width=760)
         for column in found["columns"]:
@@ -38,6 +39,17 @@ def read_comparison(path: Path) -> dict[str, Any]:
         given = f"{path}, damaged"
         raise InputError("comparison", given=given, expected=expected, hint=repr(wrong)) from None
     return found
+
+
+def _check_numbers(comparison: Mapping[str, Any]) -> None:
+    """Raise ValueError unless errors are shares, and times are times."""
+    cells = [cell for row in comparison["rows"] for cell in row["cells"].values() if "error" in cell]
+    shares = [cell["error"] for cell in cells] + [column["guess"] for column in comparison["columns"]]
+    if not all(0 <= share <= 1 for share in shares) or not all(0 <= cell["spread"] < math.inf for cell in cells):
+        raise ValueError("an error that is no share")
+    costs = {} if comparison["costs"] is None else comparison["costs"]["contenders"]
+    if not all(0 < x < math.inf for cost in costs.values() for x in cost["seconds_per_token"].values()):
+        raise ValueError("a time that is none")
 
 
 def error_text(cell: Mapping[str, Any]) -> str:
