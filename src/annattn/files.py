@@ -91,16 +91,13 @@ def held(folder: Path) -> Iterator[None]:
     ...     [one.name for one in Path(folder).iterdir()]
     ['lock']
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise InputError("folder", given=f"{folder}, a file or inside one", expected="a folder") from None
+    _make_folder(folder)
     if fcntl is None:
         yield
         return
     path = folder / "lock"
     while True:
-        with path.open("a+") as file:
+        with _opened(path) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -119,6 +116,21 @@ def held(folder: Path) -> Iterator[None]:
             finally:
                 path.unlink(missing_ok=True)
             return
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise InputError("folder", given=f"{folder}, a file or inside one", expected="a folder") from None
+
+
+def _opened(path: Path) -> IO[str]:
+    try:
+        return path.open("a+")
+    except FileNotFoundError:  # whoever held the folder before may have removed it
+        _make_folder(path.parent)
+        return path.open("a+")
 
 
 def _who_holds(folder: Path, path: Path) -> InputError:

