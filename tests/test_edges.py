@@ -179,6 +179,42 @@ def test_cache_rows_are_named_by_integers_only():
         aa.BucketCache(HASHER, value_dim=8, dtype=torch.int64)
 
 
+@pytest.mark.parametrize(
+    "wrong", [None, 1, [1.0], "x", torch.randn(2, 3, 8), torch.randn(1, 2, 3, 8).to_sparse(), torch.randn(1, 2, 3, 5),
+              torch.empty(1, 2, 3, 8, device="meta")], ids=lambda x: str(type(x))
+)  # fmt: skip
+def test_what_a_cache_cannot_take_is_named_and_changes_nothing(wrong):
+    query, key, value = tokens(3)
+    cache, near = aa.BucketCache(HASHER, heads=2, value_dim=8), aa.WindowCache(HASHER, window=1, heads=2, value_dim=8)
+    for one in (cache, near):
+        one.step(query, key, value)
+    before = cache.attend(query)
+    calls = [
+        lambda: cache.attend(wrong),
+        lambda: cache.step(wrong, key, value),
+        lambda: cache.step(query, wrong, value),
+    ]
+    calls += [lambda: cache.append(wrong, value), lambda: near.step(wrong, key, value)]
+    calls += [
+        lambda: near.step(query, key, value, near=wrong),
+        lambda: near.step(query, key, value, near=(query, wrong)),
+    ]
+    if not isinstance(wrong, int):  # which is a gate
+        calls += [lambda: near.step(query, key, value, gate=wrong)]
+    for call in calls:
+        with pytest.raises(InputError):
+            call()
+    assert torch.equal(cache.attend(query), before)
+    assert near.tokens == 3
+    assert cache.lengths == [3]
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1, math.nan, "0.5", None, True])
+def test_a_dropout_that_is_no_share_is_named(dropout):
+    with pytest.raises(InputError, match="dropout: got"):
+        aa.softmax_attention(*tokens(), beta=1.0, dropout=dropout)
+
+
 def test_inputs_that_are_no_tensors_are_named():
     query, key, value = tokens()
     with pytest.raises(InputError, match=r"key: got ndarray, expected a torch\.Tensor"):

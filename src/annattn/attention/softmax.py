@@ -16,6 +16,7 @@ from annattn.lsh.rows import unit_rows
 
 __all__ = ["MECHANISM", "SoftmaxConfig", "fused_softmax", "softmax_attention", "softmax_weights"]
 
+_BELOW_ONE = 1 - 2**-53
 _FEW_KEYS = 16  # float32 numbers in the largest register of a CPU
 
 
@@ -39,8 +40,7 @@ def softmax_attention(
     check_inputs(query, key, value, key_mask, is_causal=is_causal)
     largest = torch.finfo(accumulator(value.dtype)).max
     require_number("beta", beta, f"a number from {-largest:.2g} to {largest:.2g}", low=-largest, high=largest)
-    if not 0 <= dropout < 1:
-        raise InputError("dropout", given=dropout, expected="at least 0 and below 1")
+    require_number("dropout", dropout, "at least 0 and below 1", low=0, high=_BELOW_ONE)
     for name, tensor in (("query", query), ("key", key)):
         if tensor.dtype != value.dtype:
             raise InputError(name, given=tensor.dtype, expected=f"the value's {value.dtype}")
@@ -119,9 +119,7 @@ class SoftmaxConfig(AttentionConfig):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("beta", "dropout"):
-            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int | float):
-                raise InputError(name, given=repr(getattr(self, name)), expected="a number")
+        super().__post_init__()
         empty = torch.zeros(1, 1, 0, 1)
         softmax_attention(empty, empty, empty, beta=self.beta, dropout=self.dropout)
 

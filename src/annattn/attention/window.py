@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -33,6 +33,7 @@ __all__ = [
     "Form",
     "WindowConfig",
     "both_sides",
+    "check_gate",
     "check_near",
     "check_window",
     "combined",
@@ -128,21 +129,27 @@ def check_near(near: tuple[Tensor, Tensor], query: Tensor, key: Tensor) -> tuple
     pair = list(near) if isinstance(near, tuple | list) else []
     if len(pair) != 2 or not all(isinstance(x, Tensor) for x in pair):
         raise InputError("near", given=type(near).__name__, expected="queries and keys, two tensors")
-    if pair[0].shape != query.shape or pair[1].shape != key.shape:
-        raise InputError("near", given="other shapes", expected="those of query and key")
+    for near_rows, rows in zip(pair, (query, key), strict=True):
+        if near_rows.shape != rows.shape or near_rows.device != rows.device or near_rows.layout is not rows.layout:
+            raise InputError("near", given="other shapes, layouts or devices", expected="those of query and key")
     return pair[0], pair[1]
+
+
+def check_gate(gate: Tensor | float, heads: int) -> Tensor | float:
+    """A number for all heads, or a tensor of one per head; raises InputError for anything else."""
+    if not isinstance(gate, Tensor):
+        return require_number("gate", gate, "a number, or a tensor of one per head")
+    if gate.shape not in ((), (heads,)):
+        raise InputError("gate", given=f"shape {tuple(gate.shape)}", expected=f"one number per head, ({heads},)")
+    return gate
 
 
 def combined(near: Partial, far: Tensor, mass: Tensor, gate: Tensor | float, combine: str) -> Tensor:
     """One output of the near part, and the far part with Σ_j c_ij/ℓ."""
     is_near, is_far = near.log_total > -torch.inf, mass > 0
-    heads = near.mean.shape[1]
+    gate = check_gate(gate, near.mean.shape[1])
     if isinstance(gate, Tensor):
-        if gate.shape not in ((), (heads,)):
-            raise InputError("gate", given=f"shape {tuple(gate.shape)}", expected=f"one number per head, ({heads},)")
         gate = gate.to(near.mean.dtype)[..., None]
-    elif not isinstance(gate, float):
-        gate = require_number("gate", gate, "a number, or a tensor of one per head")
     logit = torch.zeros_like(near.log_total) + gate
     if combine == "joined":
         logit = logit + near.log_total.masked_fill(~is_near, 0) - mass.masked_fill(~is_far, 1).log()
@@ -282,6 +289,7 @@ class WindowConfig(TrainableConfig):
     'joined'
     """
 
+    may_be_zero: ClassVar[tuple[str, ...]] = ("window", "shift")
     window: int = 32
     combine: Combine = "joined"
     gate: float = 0.0
@@ -289,10 +297,7 @@ class WindowConfig(TrainableConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        window, shift = check_window(self.window, self.combine, None, self.shift, is_causal=True)
-        object.__setattr__(self, "window", window)
-        object.__setattr__(self, "shift", shift)
-        object.__setattr__(self, "gate", require_number("gate", self.gate, "a finite number"))
+        require_choice("combine", self.combine, COMBINE)
 
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
         """See `AttentionConfig`."""

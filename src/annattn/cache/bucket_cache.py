@@ -115,8 +115,8 @@ class BucketCache:
         >>> cache.step(x, x, torch.tensor([[[[1.0, 2.0, 3.0]]]])).tolist()
         [[[[1.0, 2.0, 3.0]]]]
         """
-        self._check_query(query)
         self._check_new(query, key, value, key_mask)
+        self._check_query(query)
         if query.shape[2] != key.shape[2]:
             raise InputError("query length", given=query.shape[2], expected=f"the {key.shape[2]} new keys")
         self._given = value.dtype
@@ -238,6 +238,10 @@ class BucketCache:
         return picked
 
     def _check_query(self, query: Tensor) -> None:
+        require_instance("query", query, Tensor, "a torch.Tensor", hint="torch.as_tensor(...)")
+        if query.is_nested or query.layout is not torch.strided or query.device.type == "meta":
+            given = f"a tensor of layout {query.layout} on {query.device}"
+            raise InputError("query", given=given, expected="a dense tensor with numbers in it")
         if query.ndim != 4 or query.shape[0] != self.batch or query.shape[1] % self.heads:
             raise InputError(
                 "query",

@@ -10,7 +10,7 @@ from annattn.attention.band import band_softmax
 from annattn.attention.inputs import check_inputs
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
 from annattn.attention.state import BucketState
-from annattn.attention.window import Combine, check_window, combined
+from annattn.attention.window import Combine, check_gate, check_near, check_window, combined
 from annattn.checks import require_count
 from annattn.errors import InputError
 from annattn.lsh import Hasher
@@ -83,8 +83,10 @@ class WindowCache:
         >>> cache.step(x, x, torch.tensor([[[[1.0, 2.0, 3.0]]]])).tolist()
         [[[[1.0, 2.0, 3.0]]]]
         """
-        near_query, near_key = (query, key) if near is None else near
-        self._check(query, key, value, key_mask, near_query, near_key)
+        # All of it before anything changes.
+        self._check(query, key, value, key_mask)
+        near_query, near_key = (query, key) if near is None else check_near(near, query, key)
+        gate = check_gate(gate, query.shape[1])
         mask = torch.ones(len(key), key.shape[2], dtype=torch.bool, device=key.device) if key_mask is None else key_mask
         new = {"key": key, "near": near_key, "value": value, "mask": mask}
         joined = {
@@ -152,9 +154,7 @@ class WindowCache:
         self.state = self.state.twin(rows)
         self._kept = {name: x[list(rows)] for name, x in self._kept.items()}
 
-    def _check(
-        self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, near_query: Tensor, near_key: Tensor
-    ) -> None:
+    def _check(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None) -> None:
         check_inputs(query, key, value, key_mask, hasher=self.state.hasher)
         shape = (self.state.batch, self.state.heads, query.shape[2])
         if key.shape[:3] != shape or value.shape[-1] != self.state.value_dim:
@@ -164,5 +164,3 @@ class WindowCache:
                 expected=f"as many queries as keys, keys {shape} and values {self.state.value_dim} wide",
                 hint="a cache is made for one batch size, number of key heads and value width",
             )
-        if near_query.shape != query.shape or near_key.shape != key.shape:
-            raise InputError("near", given="other shapes", expected="those of query and key")
