@@ -189,16 +189,11 @@ def test_what_a_cache_cannot_take_is_named_and_changes_nothing(wrong):
     for one in (cache, near):
         one.step(query, key, value)
     before = cache.attend(query)
-    calls = [
-        lambda: cache.attend(wrong),
-        lambda: cache.step(wrong, key, value),
-        lambda: cache.step(query, wrong, value),
-    ]
-    calls += [lambda: cache.append(wrong, value), lambda: near.step(wrong, key, value)]
-    calls += [
-        lambda: near.step(query, key, value, near=wrong),
-        lambda: near.step(query, key, value, near=(query, wrong)),
-    ]
+    calls = [lambda: cache.attend(wrong), lambda: cache.append(wrong, value), lambda: cache.step(query, wrong, value)]
+    calls += [lambda: cache.step(wrong, key, value), lambda: near.step(wrong, key, value)]
+    calls += [lambda: near.step(query, key, value, near=(query, wrong))]
+    if wrong is not None:
+        calls += [lambda: near.step(query, key, value, near=wrong)]
     if not isinstance(wrong, int):  # which is a gate
         calls += [lambda: near.step(query, key, value, gate=wrong)]
     for call in calls:

@@ -36,6 +36,13 @@ def test_a_folder_is_held_by_one_process_and_free_when_that_is_killed(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_what_a_killed_process_wrote_in_part_is_deleted_by_whoever_holds_the_folder_next(tmp_path):
+    (tmp_path / ".state.safetensors.123.partial").write_bytes(b"half of it")
+    (tmp_path / "state.safetensors").write_bytes(b"whole")
+    with held(tmp_path):
+        assert {one.name for one in tmp_path.iterdir()} == {"lock", "state.safetensors"}
+
+
 def test_a_file_cannot_be_held_as_a_folder(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "inside"):

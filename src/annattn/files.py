@@ -83,6 +83,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 def held(folder: Path) -> Iterator[None]:
     """A folder that no other process holds meanwhile; InputError if one does. Made if it is not there.
 
+    What a process that was killed had written in part is deleted: nobody else writes in a folder that is held.
+
     The operating system lets go for a process that dies, so there is no lock left to clean up; where it has no such
     locks (Windows, some network disks), nothing is held.
 
@@ -112,6 +114,8 @@ def held(folder: Path) -> Iterator[None]:
                 file.truncate(0)
                 file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
                 file.flush()
+                for left in folder.glob(".*.partial"):  # by a process that was killed while it held the folder
+                    left.unlink(missing_ok=True)
                 yield
             finally:
                 path.unlink(missing_ok=True)

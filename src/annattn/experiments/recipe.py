@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from annattn.checks import LARGEST_COUNT, keep_counts, keep_number, require_number
+from annattn.checks import LARGEST_COUNT, keep_counts, keep_number, require_flag, require_number
 from annattn.errors import InputError
 from annattn.nn import AttentionConfig, TransformerConfig
 from annattn.nn.checkpoint import read_attention, read_config, write_attention, write_config
@@ -38,6 +38,7 @@ class Stage:
         keep_counts(self, "steps", most=LARGEST_COUNT, hint="pass 1 or more")
         if self.n is not None:
             keep_counts(self, "n", most=LARGEST_COUNT)
+        require_flag("copies", self.copies)
         if not isinstance(self.noise, tuple | list) or len(self.noise) != 2:
             raise InputError("noise of a stage", given=self.noise, expected="its first and its last number")
         noise = tuple(require_number("noise of a stage", one, "a finite number") for one in self.noise)

@@ -12,7 +12,7 @@ from annattn.errors import InputError
 from annattn.files import read_json, write_json, write_text
 from annattn.nn.checkpoint import check_tensors, checked_moments, moments_of, read_step, read_tensors, write_tensors
 
-__all__ = ["check_same_run", "check_unclaimed", "differences", "read_run", "write_run"]
+__all__ = ["are_same", "check_same_run", "check_unclaimed", "differences", "read_run", "write_run"]
 
 _SHOWN = 3  # differences of two runs that an error lists
 
@@ -31,19 +31,14 @@ def check_same_run(folder: Path, about: dict[str, Any], read: Callable[[Any], An
     Args:
         folder: holds a run.json.
         about: what decides the run, with its recipe.
-        read: makes a recipe of data. A key that was not there yet when a run began has its default, so recipes are
-            compared and not data.
+        read: makes a recipe of data.
     """
     found = read_json(folder / "run.json", "run", "the JSON of a run")
     wanted = json.loads(json.dumps(about))
     if not isinstance(found.get("recipe"), dict):
         raise InputError("run", given=f"{folder}/run.json, damaged", expected="the JSON of a run")
-    try:
-        same = read(found["recipe"]) == read(wanted["recipe"])
-    except (TypeError, KeyError, ValueError, AttributeError):
-        same = False
     others = wanted.keys() - {"recipe", "step"}
-    if same and all(found.get(name) == wanted[name] for name in others):
+    if are_same(found["recipe"], wanted["recipe"], read) and all(found.get(name) == wanted[name] for name in others):
         return found
     told = {name: found.get(name) for name in ("recipe", *sorted(others))}
     raise InputError(
@@ -52,6 +47,18 @@ def check_same_run(folder: Path, about: dict[str, Any], read: Callable[[Any], An
         expected="an empty folder or the same run",
         hint="choose another folder, or finish that run with its own options and the version that began it",
     )
+
+
+def are_same(found: Any, wanted: Any, read: Callable[[Any], Any]) -> bool:
+    """Whether data are those of one recipe: a key that was not there yet when they were written has its default.
+
+    >>> are_same({}, {"base": 10}, lambda data: int("12", **data))
+    True
+    """
+    try:
+        return read(found) == read(wanted)
+    except (TypeError, KeyError, ValueError, AttributeError):
+        return False
 
 
 def differences(found: dict[str, Any], wanted: dict[str, Any]) -> str:
