@@ -1,6 +1,7 @@
 """Edges that once gave wrong answers or bare errors."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -183,7 +184,7 @@ def test_cache_rows_are_named_by_integers_only():
     "wrong", [None, 1, [1.0], "x", torch.randn(2, 3, 8), torch.randn(1, 2, 3, 8).to_sparse(), torch.randn(1, 2, 3, 5),
               torch.empty(1, 2, 3, 8, device="meta")], ids=lambda x: str(type(x))
 )  # fmt: skip
-def test_what_a_cache_cannot_take_is_named_and_changes_nothing(wrong):
+def test_what_a_cache_cannot_take_is_named_and_changes_nothing(wrong: Any):
     query, key, value = tokens(3)
     cache, near = aa.BucketCache(HASHER, heads=2, value_dim=8), aa.WindowCache(HASHER, window=1, heads=2, value_dim=8)
     for one in (cache, near):

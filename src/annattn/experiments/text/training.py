@@ -203,7 +203,8 @@ class _Run:
 
 
 def _read_recipe(data: dict[str, Any]) -> TextRecipe:
-    return TextRecipe(**data | {"model": TextConfig(**data["model"])})
+    options: dict[str, Any] = {**data, "model": TextConfig(**data["model"])}
+    return TextRecipe(**options)
 
 
 def save_text_model(model: TextModel, path: Path, *, notes: dict[str, Any]) -> None:
