@@ -132,20 +132,6 @@ def test_the_rate_is_chosen_on_validation_data_and_further_seeds_use_it():
     assert cell == {"error": 0.4, "spread": pytest.approx(0.2), "seeds": 2, "rate": 1e-3, "rates_tried": 2}
 
 
-def test_a_result_of_another_version_counts_unless_a_key_is_unknown(tmp_path):
-    profile, path = PROFILES["small"], tmp_path / "runs" / "match2" / "softmax-0.003-0.json"
-    recipe = json.loads(json.dumps(write_recipe(profile.tasks["match2"].recipe(CONTENDERS["softmax"], 3e-3))))
-    del recipe["stages"][0]["copies"]  # newer than the result
-    told = {"recipe": recipe, "seed": 0, "parameters": 1, "seconds": 1.0, "validation": 0.5}
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(told | {"errors": {"match2": {"mean": 0.5, "spread": 0.0}}}))
-    assert [run.name for run in read_runs(profile, tmp_path)] == ["match2/softmax-0.003-0"]
-    recipe["decay_from"] = None
-    path.write_text(json.dumps(told))
-    with pytest.raises(InputError, match="other settings: decay_from is null, which this version does not know"):
-        read_runs(profile, tmp_path)
-
-
 def test_a_result_of_other_settings_is_refused(tmp_path):
     path = tmp_path / "runs" / "match2" / "softmax-0.003-0.json"
     path.parent.mkdir(parents=True)

@@ -157,16 +157,16 @@ def test_a_run_of_another_version_is_continued_or_told_apart_by_its_keys(tmp_pat
     path, state = tmp_path / "run.json", (tmp_path / "state.safetensors").read_bytes()
     about = json.loads(path.read_text())
     for where, said in (
-        (about["recipe"], "recipe.decay_from"),
-        (about["recipe"]["model"], "recipe.model.decay_from"),
-        (about["recipe"]["stages"][1]["attention"][0], r"recipe.stages\[1\].attention\[0\].decay_from"),
+        (about["recipe"], "recipe.unheard_of"),
+        (about["recipe"]["model"], "recipe.model.unheard_of"),
+        (about["recipe"]["stages"][1]["attention"][0], r"recipe.stages\[1\].attention\[0\].unheard_of"),
     ):
-        where["decay_from"] = None
+        where["unheard_of"] = None
         path.write_text(json.dumps(about))
         expected = f"{said} is null, which this version does not know.*the version that began it"
         with pytest.raises(InputError, match=expected):
             train(TINY, seed=3, folder=tmp_path)
-        del where["decay_from"]
+        del where["unheard_of"]
     assert (tmp_path / "state.safetensors").read_bytes() == state
     # Keys that are newer than the run have their defaults; here all of them are.
     for name in ("dataset", "decay", "clip"):

@@ -110,8 +110,8 @@ def test_what_a_folder_holds_is_this_run_or_refused_and_kept(teacher, text, tmp_
         again(teacher=other)
     with pytest.raises(InputError, match="a run with another text"):
         again(text=Paragraphs(more))
-    task.write_text(json.dumps(json.loads(kept[1]) | {"decay_from": None}))
-    with pytest.raises(InputError, match="a run with another decay_from"):
+    task.write_text(json.dumps(json.loads(kept[1]) | {"unheard_of": None}))
+    with pytest.raises(InputError, match="a run with another unheard_of"):
         again()
     for damaged in ("", "[]", "{", "[" * 100_000):
         task.write_text(damaged)

@@ -98,7 +98,7 @@ class Recipe:
                 raise InputError("stage", given=given, expected=f"one per layer, of which there are {most}, or fewer")
         if self.steps < 1:
             raise InputError("stages", given="no steps", expected="at least one")
-        require_count("decay_from", self.decay_from, least=0, most=self.steps - 1, hint="pass 0 to begin at once")
+        keep_counts(self, "decay_from", least=0, most=self.steps - 1, hint="pass 0 to begin at once")
 
     @property
     def steps(self) -> int:

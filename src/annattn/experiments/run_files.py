@@ -64,8 +64,8 @@ def are_same(found: Any, wanted: Any, read: Callable[[Any], Any]) -> bool:
 def differences(found: dict[str, Any], wanted: dict[str, Any]) -> str:
     """What JSON of two runs differs in, in words; an absent key, which has its default, only if nothing else is.
 
-    >>> differences({"rate": 0.1, "decay_from": None}, {"rate": 0.1, "clip": 1.0})
-    'decay_from is null, which this version does not know'
+    >>> differences({"rate": 0.1, "unheard_of": None}, {"rate": 0.1, "clip": 1.0})
+    'unheard_of is null, which this version does not know'
     """
     differ = list(_differences(found, wanted)) or [f"it has no {name}" for name in _absent(found, wanted)]
     more = len(differ) - _SHOWN
