@@ -193,10 +193,10 @@ def test_what_a_cache_cannot_take_is_named_and_changes_nothing(wrong: Any):
     calls = [lambda: cache.attend(wrong), lambda: cache.append(wrong, value), lambda: cache.step(query, wrong, value)]
     calls += [lambda: cache.step(wrong, key, value), lambda: near.step(wrong, key, value)]
     calls += [lambda: near.step(query, key, value, near=(query, wrong))]
-    if wrong is not None:
-        calls += [lambda: near.step(query, key, value, near=wrong)]
     if not isinstance(wrong, int):  # which is a gate
         calls += [lambda: near.step(query, key, value, gate=wrong)]
+    if wrong is not None:
+        calls += [lambda: near.step(query, key, value, near=wrong)]
     for call in calls:
         with pytest.raises(InputError):
             call()

@@ -145,6 +145,7 @@ def _k_hop_16() -> Recipe:
         "rotary": (True, *(False,) * 5),
         "recency": (0.0, 0.5, *(0.0,) * 4),
     }
+    far = {"asked_from": 9}
     return Recipe(
         task="k_hop",
         task_options=options,
@@ -154,12 +155,14 @@ def _k_hop_16() -> Recipe:
             Stage(350, expected(3), n=40, task_options={"asked_to": 2}),
             Stage(700, expected(4), n=48, task_options={"asked_to": 4}, copies=True),
             Stage(1300, expected(5), n=64, task_options={"asked_to": 8}, copies=True),
-            Stage(2000, expected(6), copies=True),
-            Stage(400, sampled, (0.0, 0.6)),
-            Stage(600, sampled, (0.6, 0.95)),
-            Stage(1500, sampled, (0.95, 0.95)),
+            Stage(1000, expected(6), copies=True),
+            Stage(600, expected(6), task_options={"asked_from": 13}),  # sixteen hops come last, and take longest
+            Stage(300, sampled, (0.0, 0.6), task_options=far),
+            Stage(400, sampled, (0.6, 0.95), task_options=far),
+            Stage(700, sampled, (0.95, 0.95), task_options=far),
+            Stage(200, sampled, (0.95, 0.95)),
         ),
-        decay_from=4600,  # the noise comes with the full rate, or the last layers never learn to bear it
+        decay_from=4200,  # the noise comes with the full rate, or the last layers never learn to bear it
     )
 
 
