@@ -196,7 +196,7 @@ def test_what_a_cache_cannot_take_is_named_and_changes_nothing(wrong: Any):
     if not isinstance(wrong, int):  # which is a gate
         calls += [lambda: near.step(query, key, value, gate=wrong)]
     if wrong is not None:
-        calls += [lambda: near.step(query, key, value, near=wrong)]
+        calls += [lambda: near.step(query, key, value, near=wrong)]  # pyright: ignore[reportArgumentType]
     for call in calls:
         with pytest.raises(InputError):
             call()
