@@ -134,3 +134,13 @@ def test_bad_parameters_are_named():
         KHop(n=3).labels([2, 2, 3])
     with pytest.raises(InputError, match="letters: got 25, expected tokens 2 to 4"):
         KHop(n=3, letters=3).encode("ax", 1)
+
+
+def test_larger_counts_come_more_often_and_all_of_them_come():
+    task = KHop(n=10, hops=3, asked_from=1, favour_many=True)
+    counts = np.bincount(task.sample(9000, 0).inputs[:, 0] - task.special["zero_hops"], minlength=4)
+    # The larger of two draws among three: 1, 3 and 5 of nine cases.
+    assert counts[0] == 0
+    assert np.abs(counts[1:] / 1000 - [1, 3, 5]).max() < 0.3
+    with pytest.raises(InputError, match="favour_many"):
+        KHop(favour_many=2)  # pyright: ignore[reportArgumentType]

@@ -145,7 +145,7 @@ def _k_hop_16() -> Recipe:
         "rotary": (True, *(False,) * 5),
         "recency": (0.0, 0.5, *(0.0,) * 4),
     }
-    far = {"asked_from": 9}
+    far = {"favour_many": True}
     return Recipe(
         task="k_hop",
         task_options=options,
@@ -156,11 +156,10 @@ def _k_hop_16() -> Recipe:
             Stage(700, expected(4), n=48, task_options={"asked_to": 4}, copies=True),
             Stage(1300, expected(5), n=64, task_options={"asked_to": 8}, copies=True),
             Stage(1000, expected(6), copies=True),
-            Stage(600, expected(6), task_options={"asked_from": 13}),  # sixteen hops come last, and take longest
+            Stage(600, expected(6), task_options=far),
             Stage(300, sampled, (0.0, 0.6), task_options=far),
             Stage(400, sampled, (0.6, 0.95), task_options=far),
-            Stage(700, sampled, (0.95, 0.95), task_options=far),
-            Stage(200, sampled, (0.95, 0.95)),
+            Stage(900, sampled, (0.95, 0.95), task_options=far),
         ),
         decay_from=4200,  # the noise comes with the full rate, or the last layers never learn to bear it
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from annattn.checks import LARGEST_COUNT, require_count
+from annattn.checks import LARGEST_COUNT, require_count, require_flag
 from annattn.errors import InputError
 from annattn.tasks.base import Batch, Task
 from annattn.tasks.splits import fingerprint
@@ -52,6 +52,8 @@ class KHop(Task):
         repeats: whether a letter may equal the one before it.
         asked_from: the smallest hop count in training batches.
         asked_to: the largest one there; None is `hops`.
+        favour_many: training batches ask for the larger of two counts drawn from that range, so that the largest, which
+            takes longest to learn, comes about twice as often, and the smallest is not forgotten.
     """
 
     n: int = 100
@@ -60,6 +62,7 @@ class KHop(Task):
     repeats: bool = False
     asked_from: int = 0
     asked_to: int | None = None
+    favour_many: bool = False
 
     def __post_init__(self) -> None:
         self._whole("n", 2, "pass n=100: one hop count and 99 letters")
@@ -68,6 +71,7 @@ class KHop(Task):
         for name in ("asked_from", "asked_to"):
             if getattr(self, name) is not None:
                 self._whole(name, 0, f"pass {name}={self.hops} to ask for {self.hops} hops")
+        require_flag("favour_many", self.favour_many)
         if not self.asked_from <= self._most_asked <= self.hops:
             given = f"{self.asked_from} to {self._most_asked}"
             raise InputError("hops asked for in training", given=given, expected=f"a range within 0 to {self.hops}")
@@ -172,7 +176,8 @@ class KHop(Task):
 
     def _draw(self, rows: int, rng: np.random.Generator) -> NDArray[np.int64]:
         x = np.empty((rows, self.n), dtype=np.int64)
-        x[:, 0] = self.special["zero_hops"] + rng.integers(self.asked_from, self._most_asked + 1, size=rows)
+        asked = rng.integers(self.asked_from, self._most_asked + 1, size=(1 + self.favour_many, rows))
+        x[:, 0] = self.special["zero_hops"] + asked.max(axis=0)
         if self.repeats:
             x[:, 1:] = _FIRST_LETTER + rng.integers(self.letters, size=(rows, self.n - 1))
             return x
