@@ -155,7 +155,7 @@ def test_a_result_without_a_field_that_came_later_is_of_the_same_settings(tmp_pa
     assert read_runs(HARDLY, tmp_path)
     recipe["stages"][0]["steps"] += 1
     path.write_text(json.dumps(data))
-    with pytest.raises(InputError, match="run with other settings"):
+    with pytest.raises(InputError, match=r"run with other settings: its stages\[0\].steps is 5, not 4"):
         read_runs(HARDLY, tmp_path)
 
 

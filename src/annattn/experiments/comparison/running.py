@@ -1,5 +1,6 @@
 """The runs of a comparison: one JSON file each, in an order in which every contender gets its first run early."""
 
+import json
 import math
 import shutil
 import time
@@ -15,8 +16,9 @@ from annattn.experiments.comparison.contenders import CONTENDERS
 from annattn.experiments.comparison.settings import ComparedTask, Profile
 from annattn.experiments.evaluation import Error, measure
 from annattn.experiments.recipe import Recipe, read_recipe, write_recipe
+from annattn.experiments.run_files import are_same, differences
 from annattn.experiments.training import Progress, train
-from annattn.files import held, read_json, write_json
+from annattn.files import as_json, held, read_json, write_json
 from annattn.nn import Transformer
 from annattn.nn.checkpoint import write_attention
 
@@ -92,10 +94,11 @@ def read_runs(profile: Profile, folder: Path) -> Results:
         if not path.exists():
             continue
         data = read_json(path, "result", "the JSON of a run; delete it to run it again")
-        if "recipe" in data and not _is_of(profile, run, data["recipe"]):
+        wanted = json.loads(as_json(write_recipe(_recipe(profile, run))))
+        if "recipe" in data and not are_same(data["recipe"], wanted, read_recipe):
             raise InputError(
                 "result",
-                given=f"{path}, which was run with other settings",
+                given=f"{path}, which was run with other settings: {differences(data['recipe'], wanted)}",
                 expected="the settings of this profile",
                 hint="choose another folder, or delete that file to run it again",
             )
@@ -187,14 +190,6 @@ def _missing(task: ComparedTask, contender: str) -> str | None:
 
 def _recipe(profile: Profile, run: Run) -> Recipe:
     return profile.tasks[run.task].recipe(CONTENDERS[run.contender], run.rate)
-
-
-def _is_of(profile: Profile, run: Run, written: Any) -> bool:
-    """Whether a result was run with these settings; fields that came later have their defaults in earlier files."""
-    try:
-        return read_recipe(written) == _recipe(profile, run)
-    except InputError:
-        return False
 
 
 def _result(folder: Path, run: Run) -> Path:
