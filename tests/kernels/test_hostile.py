@@ -268,10 +268,13 @@ def test_a_kernel_is_known_by_all_files_that_it_is_made_of(monkeypatch):
 def test_every_piece_is_done_once_and_an_error_of_one_is_raised(borrowed, monkeypatch):
     if not borrowed:
         monkeypatch.setattr(openmp, "_start", None)
-    threads, who = torch.get_num_threads(), set()
+    threads, caller, came = torch.get_num_threads(), threading.get_ident(), threading.Event()
 
     def work(piece: int) -> None:
-        who.add(threading.get_ident())
+        # The others wait for the caller, or they might have done everything before it came.
+        if threading.get_ident() == caller:
+            came.set()
+        assert came.wait(60), "the caller does nothing"
         done[piece] += 1
         if piece == bad:
             raise ValueError("broken on purpose")
@@ -279,14 +282,15 @@ def test_every_piece_is_done_once_and_an_error_of_one_is_raised(borrowed, monkey
     try:
         torch.set_num_threads(3)
         for bad in (-1, 5):
+            came.clear()
             done = [0] * 50
             with contextlib.nullcontext() if bad < 0 else pytest.raises(ValueError, match="on purpose"):
                 run_pieces(work, 50, "a test", borrowed)
+            assert came.is_set()
             assert max(done) == 1
             assert bad >= 0 or min(done) == 1
     finally:
         torch.set_num_threads(threads)
-    assert threading.get_ident() in who
 
 
 def test_torchs_threads_and_others_give_the_same_to_the_bit(monkeypatch):
