@@ -1,11 +1,13 @@
 """HyperAttention: exact blocks of rows sorted by hash, and uniformly sampled columns for all other pairs."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from annattn.attention import reference
 from annattn.attention.inputs import attention_call, check_inputs
@@ -42,44 +44,72 @@ def hyper_attention(
     check_inputs(query, key, value, key_mask, is_causal=is_causal, hasher=hasher)
     block, columns = require_count("block", block), require_count("columns", columns, least=0)
     exact_below = require_count("exact_below", exact_below)
-    batch, heads, n, dim = query.shape
-    m, offset = key.shape[2], n - key.shape[2]
+    heads, n, m = *query.shape[1:3], key.shape[2]
     queries, keys, values, live = prepared(query, key, value, key_mask)
     points = sampling_points(columns, check_seed(seed), query.device)
 
-    def approximate(first: int, last: int, start: int, stop: int) -> Partial:
-        """Queries [first, last) over keys [start, stop)."""
-        part = live[..., start:stop]
-        sampled = _sampled(points, part).expand(batch, heads, -1)
-        weight = torch.log(part.sum(-1, keepdim=True).clamp(min=1).to(queries) / max(columns, 1)).expand(sampled.shape)
-        rows = queries[:, :, first:last], keys[:, :, start:stop], values[:, :, start:stop]
-        return blocks_and_columns(*rows, part, sampled, weight, hasher, block)
-
-    def causal(start: int, stop: int) -> Partial:
-        """Queries at the places [start, stop) of the keys, over the keys there."""
-        first, last = max(start + offset, 0), max(stop + offset, 0)
-        if stop - start <= exact_below:
-            place = torch.arange(first - offset, last - offset, device=query.device)
-            seen = (torch.arange(start, stop, device=query.device) <= place[:, None]) & live[..., None, start:stop]
-            scores = queries[:, :, first:last] @ keys[:, :, start:stop].mT / math.sqrt(max(dim, 1))
-            return partial_softmax(scores.masked_fill(~seen, -torch.inf), values[:, :, start:stop])
-        middle = start + _first_piece(stop - start, exact_below)
-        early, late = causal(start, middle), causal(middle, stop)
-        late = late.join(approximate(max(middle + offset, 0), last, start, middle))
-        return Partial(torch.cat([early.mean, late.mean], 2), torch.cat([early.log_total, late.log_total], 2))
+    def approximate(queries: Tensor, keys: Tensor, values: Tensor, live: Tensor) -> Partial:
+        sampled = _sampled(points, live).expand(-1, heads, -1)
+        weight = torch.log(live.sum(-1, keepdim=True).clamp(min=1).to(queries) / max(columns, 1))
+        return blocks_and_columns(queries, keys, values, live, sampled, weight.expand(sampled.shape), hasher, block)
 
     if not is_causal:
-        return approximate(0, n, 0, m).mean.to(value.dtype)
-    found = causal(0, m).mean
-    unseeing = found.new_zeros(batch, heads, n - found.shape[2], value.shape[-1])  # queries before the first key
-    return torch.cat([unseeing, found], 2).to(value.dtype)
+        return approximate(queries, keys, values, live).mean.to(value.dtype)
+    unseeing = max(n - m, 0)  # queries before the first key
+    rows = queries[:, :, unseeing:], keys, values, live
+    found, size = _own_pieces(*rows, exact_below), exact_below
+    while size < m:
+        found = found.join(_earlier_halves(*rows, size, approximate))
+        size *= 2
+    return pad(found.mean, (0, 0, unseeing, 0)).to(value.dtype)
 
 
-def _first_piece(length: int, piece: int) -> int:
-    """The largest piece · 2^k below the length: cuts do not move as the sequence grows."""
-    while 2 * piece < length:
-        piece *= 2
-    return piece
+_Read = Callable[[Tensor, Tensor, Tensor, Tensor], Partial]
+_AT_A_TIME = 2**24  # scores
+
+
+def _own_pieces(query: Tensor, key: Tensor, value: Tensor, live: Tensor, size: int) -> Partial:
+    """Softmax over the keys of a query's own piece of `size` tokens, up to its place."""
+    n, m, dim = query.shape[2], *key.shape[2:]
+    start, stop = (m - n) // size, -(-m // size)
+
+    def exact(queries: Tensor, keys: Tensor, values: Tensor, there: Tensor) -> Partial:
+        scores = queries @ keys.mT / math.sqrt(max(dim, 1))
+        seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=key.device).tril(scores.shape[3] - scores.shape[2])
+        return partial_softmax(scores.masked_fill(~(seen & there.mT), -torch.inf), values)
+
+    rows = key, value, live[..., None]
+    if stop - start == 1:  # also a few queries at the end of many keys
+        return exact(query, *(x[:, :, start * size :] for x in rows))
+    at_a_time = max(1, _AT_A_TIME // (query.shape[1] * size * size))
+    pieces = (_cut(x, start, stop, size, m).split(at_a_time) for x in (query, *rows))
+    return _uncut([exact(*group) for group in zip(*pieces, strict=True)], start, stop, size, query, m)
+
+
+def _earlier_halves(query: Tensor, key: Tensor, value: Tensor, live: Tensor, size: int, read: _Read) -> Partial:
+    """Of every 2 · size tokens, queries of the second half read keys of the first; the others read nothing."""
+    n, m = query.shape[2], key.shape[2]
+    start = (m - n) // (2 * size)
+    stop = max(start + 1, (m + size - 1) // (2 * size))  # from there on there is no second half
+    keys, values, there = (_cut(x, start, stop, 2 * size, m)[:, :, :size] for x in (key, value, live[..., None]))
+    found = read(_cut(query, start, stop, 2 * size, m)[:, :, size:], keys, values, there[..., 0])
+    both = Partial(pad(found.mean, (0, 0, size, 0)), pad(found.log_total, (size, 0), value=-torch.inf))
+    return _uncut([both], start, stop, 2 * size, query, m)
+
+
+def _cut(x: Tensor, start: int, stop: int, size: int, m: int) -> Tensor:
+    """Pieces start, …, stop - 1 of `size` places, beside each other in the batch; the last row is at place m - 1."""
+    pieces = pad(x, (0, 0, m - x.shape[2] - start * size, stop * size - m)).unflatten(2, (stop - start, size))
+    return pieces.movedim(2, 1).flatten(0, 1)
+
+
+def _uncut(parts: list[Partial], start: int, stop: int, size: int, query: Tensor, m: int) -> Partial:
+    """What each query read, from what its piece read; nothing where there is no piece."""
+    batch, _, n, _ = query.shape
+    mean, log_total = torch.cat([one.mean for one in parts]), torch.cat([one.log_total for one in parts])
+    mean, log_total = (x.unflatten(0, (batch, stop - start)).movedim(1, 2).flatten(2, 3) for x in (mean, log_total))
+    ends = start * size - (m - n), m - stop * size
+    return Partial(pad(mean, (0, 0, *ends)), pad(log_total, ends, value=-torch.inf))
 
 
 def _sampled(points: Tensor, live: Tensor) -> Tensor:
