@@ -40,19 +40,19 @@ def test_compare_runs_prints_and_goes_on(hardly, command, tmp_path, monkeypatch)
     assert (code, errors) == (0, "")
     assert shown.count("not run") == 9
     assert "0 of 9 runs" in shown
-    code, shown, errors = command("compare", "match2", "sum", "--profile", "small", "--folder", folder)
+    code, shown, errors = command("compare", "match2", "sum", "--profile", "small", "--folder", folder, "--jobs", "1")
     assert (code, errors) == (0, "")
     assert "6 of 9 runs" in shown
     assert shown.count("not run") == 3
     assert len(list((folder / "small" / "runs").rglob("*.json"))) == 6
-    code, shown, _ = command("compare", "--profile", "small", "--folder", folder, "--json")
+    code, shown, _ = command("compare", "--profile", "small", "--folder", folder, "--json", "--jobs", "1")
     found = json.loads(shown)
     assert (code, found["runs"]) == (0, 9)
     assert found == read_comparison(folder / "small" / "comparison.json")
     with held(folder / "small" / "costs.run"):  # as another process that measures them would
         assert json.loads(command("compare", "--profile", "small", "--folder", folder, "--json")[1])["costs"] is None
     assert found["processor_seconds"] > 0
-    code, shown, _ = command("compare", "sum", "--profile", "small", "--folder", folder, "--seeds", "2")
+    code, shown, _ = command("compare", "sum", "--profile", "small", "--folder", folder, "--seeds", "2", "--jobs", "1")
     assert (code, shown.count("±")) == (0, 3)
     assert "12 of 18 runs" in shown
     figure = folder / "small" / "frontier.svg"
@@ -80,6 +80,7 @@ def test_damaged_costs_are_named_and_measured_again_if_asked(hardly, command, tm
         (("compare", "recal"), "did you mean recall?"),
         (("compare", "--minutes", "-1"), "--minutes"),
         (("compare", "--seeds", "0"), "seeds"),
+        (("compare", "--jobs", "0"), "jobs"),
         (("compare", "--seeds", "2.5"), "'2.5' is not an integer"),
         (("compare", "--profile", "slow"), "profile"),
     ],

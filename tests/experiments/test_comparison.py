@@ -1,9 +1,16 @@
 """The comparison with hardly any steps: what is planned, run, kept, chosen and shown."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
 from annattn.errors import InputError
 from annattn.experiments.comparison import (
@@ -11,10 +18,12 @@ from annattn.experiments.comparison import (
     PROFILES,
     Profile,
     Run,
+    all_runs,
     frontier,
     next_runs,
     planned_runs,
     read_runs,
+    run_all,
     run_one,
     running,
     summary,
@@ -102,6 +111,78 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
     run = Run("match2", "softmax", 3e-3, 0)
     with held(tmp_path / "state" / f"{run.name}.run"):
         assert run_one(HARDLY, run, tmp_path) is None
+
+
+@pytest.mark.slow
+def test_processes_share_the_runs_and_find_what_one_finds(tmp_path):
+    profile = replace(HARDLY, tasks={"match2": TASKS["match2"]}, rates=(3e-3,))
+    told, threads = [], torch.get_num_threads()
+    run_all(profile, ["match2"], tmp_path / "two", jobs=2, report=lambda *now: told.append(now))
+    torch.set_num_threads(1)
+    try:
+        run_all(profile, ["match2"], tmp_path / "one")
+    finally:
+        torch.set_num_threads(threads)
+    one, two = (read_runs(profile, tmp_path / name) for name in ("one", "two"))
+    assert len(two) == 17
+    assert {run: data["errors"] for run, data in one.items()} == {run: data["errors"] for run, data in two.items()}
+    assert told[-1] == (17, 17, None, None)
+    assert {run for _, _, run, _ in told if run} < set(two)  # the other process was at the rest
+    told.clear()
+    run_all(profile, ["match2"], tmp_path / "two", jobs=2, report=lambda *now: told.append(now))
+    assert told == [(0, 0, None, None)]
+
+
+@pytest.mark.slow
+def test_what_stops_one_process_of_several_is_raised(tmp_path, monkeypatch):
+    profile = replace(HARDLY, tasks={"match2": TASKS["match2"]}, rates=(3e-3,))
+    path = tmp_path / "state" / "match2" / "softmax-0.003-0"
+    path.mkdir(parents=True)
+    (path / "model.json").write_text("{}")
+    monkeypatch.setattr(all_runs, "run_one", lambda *_: None)  # here, so that the other process comes to it
+    with pytest.raises(InputError, match="expected an empty folder or a whole run"):
+        run_all(profile, ["match2"], tmp_path, jobs=2)
+
+
+RUNS_ALL = """
+from dataclasses import replace
+from pathlib import Path
+from annattn.experiments.comparison import PROFILES, Profile, run_all
+if __name__ == "__main__":
+    task = replace(PROFILES["small"].tasks["match2"], steps=100_000, batch=2)
+    run_all(Profile({"match2": task}, (3e-3,), 2, 1), ["match2"], Path(sys.argv[1]), jobs=2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_processes_end_with_the_one_that_started_them(how, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import sys" + RUNS_ALL)
+    started = subprocess.Popen([sys.executable, str(program), str(tmp_path / "out")], stderr=subprocess.DEVNULL)
+    locks = lambda: list((tmp_path / "out").glob("state/match2/*.run/lock"))  # noqa: E731
+    wait_until(lambda: len(locks()) == 2)
+    holders = [int(lock.read_text().split()[1]) for lock in locks()]
+    assert started.pid in holders
+    started.send_signal(how)
+    started.wait(60)
+    for holder in holders:
+        wait_until(lambda holder=holder: not is_alive(holder))
+
+
+def wait_until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
 
 
 def results(**errors: float) -> dict[Run, dict]:

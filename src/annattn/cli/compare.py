@@ -1,6 +1,5 @@
 """`annattn compare`: every efficient attention on the same tasks."""
 
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -24,14 +23,16 @@ from annattn.cli.terminal import (
 from annattn.drawing import write_figure
 from annattn.errors import InputError
 from annattn.experiments import Progress as Step
-from annattn.experiments.comparison import CONTENDERS, PROFILES, Profile, Run, next_runs, read_runs, run_one, summary
+from annattn.experiments.comparison import CONTENDERS, PROFILES, Run, read_runs, run_all, summary
 from annattn.files import held, read_json, write_json
 from annattn.measure.contender_costs import LENGTHS, contender_costs
+from annattn.measure.machine import usable_cores
 from annattn.report.comparison import error_text, frontier_chart
 
 __all__ = ["compare"]
 
 _COLUMNS = 4
+_JOBS = 8  # each takes some hundred MB
 _NONE = "–"  # where a mechanism has no form that the task needs
 
 
@@ -40,6 +41,7 @@ def compare(
     profile: Literal["small", "quick", "full", "listops"] = "quick",
     folder: Path = Path("results/compare"),
     seeds: Integer | None = None,
+    jobs: Integer | None = None,
     minutes: float | None = None,
     again: Flag = False,
     as_json: JsonFlag = False,
@@ -47,9 +49,9 @@ def compare(
     """Train every efficient attention on the same tasks, and print errors beside costs.
 
     Each run writes one JSON file; runs that have one are not repeated, and a run that was stopped goes on where it was.
-    The same command in two terminals shares the runs. From the times of single steps, on two cores that way, small
-    takes about ten minutes, quick under an hour, full a night, and listops, which trains as long as published, a day or
-    more. Whatever has run is in the table, and the rest says that it has not.
+    On two cores small takes about ten minutes and quick under an hour; from the times of single steps, full takes a
+    night, and listops, which trains as long as published, a day or more. Whatever has run is in the table, and the rest
+    says that it has not.
 
     Example: annattn compare induction recall --profile small --folder results/compare
 
@@ -58,6 +60,7 @@ def compare(
         profile: the sizes, steps, learning rates and seeds.
         folder: where runs, costs, table (JSON) and figures (SVG) go, in one folder per profile.
         seeds: how many runs a contender has per task at the learning rate it chose, by default as the profile says.
+        jobs: how many runs go on at once, by default one per core, at most 8.
         minutes: begin no run after this time; 0 trains nothing and prints what is there.
         again: measure the costs again, even if they are there.
         as_json: print the table as JSON.
@@ -69,10 +72,18 @@ def compare(
         require_choice("task", name, chosen.tasks, hint=did_you_mean(name, chosen.tasks))
     if minutes is not None and not minutes >= 0:
         raise InputError("--minutes", given=minutes, expected="a number of at least 0")
+    jobs = min(usable_cores(), _JOBS) if jobs is None else require_count("jobs", jobs, most=1000)
     console, place = stderr_console(), folder / profile
     place.mkdir(parents=True, exist_ok=True)
     try:
-        _run_all(chosen, place, names or tuple(chosen.tasks), minutes, console)
+        with progress_bar(console, MofNCompleteColumn()) as progress:
+            line = progress.add_task("runs", total=None, note="")
+
+            def report(done: int, total: int, run: Run | None, step: Step | None) -> None:
+                note = f"{run.name}, step {step.step} of {step.steps}, error {step.error:.3f}" if run and step else ""
+                progress.update(line, completed=done, total=total, note=note)
+
+            run_all(chosen, names or tuple(chosen.tasks), place, jobs=jobs, minutes=minutes, report=report)
         costs = _costs(place, console, again=again)
     except KeyboardInterrupt:
         console.print(f"stopped; the same command continues from {place}", markup=False)
@@ -89,30 +100,6 @@ def compare(
     for table in (*_error_tables(found), _cost_table(found)):
         stdout_console().print(table)
     print_line(f"{found['runs']} of {found['planned']} runs; table and figures: {place}")
-
-
-def _run_all(profile: Profile, place: Path, names: tuple[str, ...], minutes: float | None, console: Console) -> None:
-    """Every run that is left; those that another process is at are left to it."""
-    started = time.monotonic()
-    skipped: set[Run] = set()
-
-    def left() -> list[Run]:
-        todo = next_runs(profile, read_runs(profile, place))
-        return [run for run in todo if run.task in names and run not in skipped]
-
-    total = len(left())
-    with progress_bar(console, MofNCompleteColumn()) as progress:
-        line = progress.add_task("runs", total=total, note="")
-        while (todo := left()) and (minutes is None or time.monotonic() - started < 60 * minutes):
-            run, done = todo[0], max(0, total - len(todo))
-
-            def report(step: Step, run: Run = run, done: int = done) -> None:
-                note = f"{run.name}, step {step.step} of {step.steps}, error {step.error:.3f}"
-                progress.update(line, completed=done, note=note)
-
-            if run_one(profile, run, place, report) is None:
-                skipped.add(run)
-            progress.update(line, completed=done + 1)
 
 
 def _costs(place: Path, console: Console, *, again: bool) -> dict[str, Any] | None:

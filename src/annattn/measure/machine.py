@@ -11,7 +11,16 @@ import torch
 
 import annattn
 
-__all__ = ["describe_machine"]
+__all__ = ["describe_machine", "usable_cores"]
+
+
+def usable_cores() -> int:
+    """How many cores this process may use.
+
+    >>> usable_cores() >= 1
+    True
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_machine() -> dict[str, Any]:
@@ -28,7 +37,7 @@ def describe_machine() -> dict[str, Any]:
             versions[package] = "unknown"
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,

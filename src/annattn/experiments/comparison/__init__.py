@@ -1,5 +1,6 @@
 """Every efficient attention on the same tasks: contenders, tasks, runs, and the table of what they found."""
 
+from annattn.experiments.comparison.all_runs import run_all
 from annattn.experiments.comparison.contenders import CONTENDERS, Contender
 from annattn.experiments.comparison.running import Run, next_runs, planned_runs, read_runs, run_one
 from annattn.experiments.comparison.settings import PROFILES, ComparedTask, Profile
@@ -17,6 +18,7 @@ __all__ = [
     "next_runs",
     "planned_runs",
     "read_runs",
+    "run_all",
     "run_one",
     "summary",
 ]
