@@ -126,3 +126,24 @@ def test_other_errors_stay_what_they_are(monkeypatch):
     with pytest.raises(RuntimeError, match="something else") as caught:
         cache.append(torch.randn(1, 1, 9, 16), torch.randn(1, 1, 9, 4))
     assert not isinstance(caught.value, MemoryError)
+
+
+@pytest.mark.parametrize("together", [500, 1])
+def test_tokens_that_begin_all_alike_do_not_make_later_ones_expensive(together):
+    hasher = aa.lsh.Hyperplane(8).sample(tables=4, hashes=40, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    alike = torch.randn(3, 8, generator=generator)[torch.randint(3, (500,), generator=generator)]
+    unlike = torch.randn(10_000, 8, generator=generator)
+    value = torch.randn(1, 1, 10_500, 32, generator=generator)
+    whole, rest = (aa.attention.BucketState(hasher, value_dim=32) for _ in range(2))
+    for state, key, values in (
+        (whole, torch.cat([alike, unlike]), value),
+        (rest, unlike, value[:, :, 500:]),
+    ):
+        for start in range(0, len(key), together):
+            piece = slice(start, start + together)
+            state.fill(key[None, None, piece], values[:, :, piece])
+    assert whole.nbytes < 1.5 * rest.nbytes
+    query = torch.cat([alike[:20], unlike[:20]])[None, None]
+    key = torch.cat([alike, unlike])[None, None]
+    torch.testing.assert_close(whole.read(query).mean().float(), aa.anna_attention(query, key, value, hasher))

@@ -120,6 +120,12 @@ class Head:
         line[[store.VALUES_USED, store.LISTS_USED]], line[store.FREE_LIST] = 0, -1
         self.write_to(line)
 
+    def keep_values_again(self, line: np.ndarray, tokens: int) -> None:
+        """If rows alone take far more than the values of so many tokens: those that come are unlike those that came."""
+        rows, values = int(line[store.ROWS_USED]) * 8 * (self.width + 1), tokens * self.values.itemsize * self.width
+        if line[store.ONLY_ROWS] and rows > 4 * values:
+            line[store.ONLY_ROWS] = 0
+
     def rehash(self, line: np.ndarray, places: int) -> None:
         """Give each table more places for buckets."""
         entries, keys = self.entries, self.keys

@@ -151,8 +151,13 @@ class NumbaTables(Tables):
 
     def _until_done(self, call: Callable[[], int], progress: np.ndarray, tokens: int) -> None:
         """Call a kernel again after each array that it found full was made longer."""
+        grown = set()
         while reason := call():
             self._make_room(int(progress[0]), reason, tokens)
+            grown.add(int(progress[0]))
+        for group in grown:
+            held = int(self._counts[group // self.layout.heads]) + tokens
+            self._heads[group].keep_values_again(self._lines[group], held)
 
     def _make_room(self, group: int, reason: int, tokens: int) -> None:
         if reason == store.BAD_CODE:
