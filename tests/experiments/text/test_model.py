@@ -5,6 +5,8 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from annattn.attention import reference
 from annattn.errors import InputError
@@ -34,6 +36,40 @@ def test_what_trains_at_full_noise_is_what_reads(far):
     read = model(text)
     model.train().far_form(1.0, model.hasher)
     torch.testing.assert_close(model(text), read, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("far", ["anna", "latest_match"])
+def test_training_in_linear_time_is_full_noise_on_the_pairs_that_meet(far):
+    model, text = text_model(far).train(), some_text()
+    gradients = []
+    for linear in (False, True):
+        model.far_form(1.0, model.hasher, linear=linear)
+        out, weights = model(text), dict(model.named_parameters())
+        found = torch.autograd.grad(out.square().sum(), list(weights.values()))
+        gradients.append((out.detach(), dict(zip(weights, found, strict=True))))
+    (pairs, of_pairs), (meetings, of_meetings) = gradients
+    torch.testing.assert_close(meetings, pairs, rtol=1e-4, atol=1e-5)
+    for name, found in of_meetings.items():
+        if "sketch" in name:  # the one that collisions have no derivative for: another estimate of it
+            assert found.abs().max() > 0
+        else:
+            torch.testing.assert_close(found, of_pairs[name], rtol=1e-3, atol=1e-4)
+
+
+def test_training_in_linear_time_holds_no_pairs():
+    model = text_model(dim=4, layers=1, far_layer=0, heads=1, hashes=16).train()
+    model.far_form(1.0, model.hasher, linear=True)
+    seen: list[int] = []
+
+    class Largest(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            seen.extend(x.numel() for x in _pytree.tree_leaves(out) if isinstance(x, torch.Tensor))
+            return out
+
+    with Largest():
+        model(torch.randint(0, 256, (1, 5000))).sum().backward()
+    assert max(seen) <= 5000 * 256  # the logits
 
 
 @pytest.mark.parametrize("far", [far for far in FAR if far != "hyper"])

@@ -73,17 +73,20 @@ def test_noise_rises_to_the_recipes_and_rates_fall():
 def test_training_finds_repetitions_that_a_window_cannot_see():
     """Words come back beyond the window: with a far head their ends are predicted, without one they are not."""
     found = {}
-    for far in ("anna", "window"):
+    for far, linear in (("anna", False), ("anna", True), ("latest_match", True), ("window", False)):
         model = dataclasses.replace(TINY, far=far, dim=32)
-        recipe = dataclasses.replace(RECIPE, model=model, steps=80, facts=0, length=256, batch=4, rate=1e-2)
+        recipe = dataclasses.replace(
+            RECIPE, model=model, steps=80, facts=0, length=256, batch=4, rate=1e-2, linear=linear
+        )
         # Every excerpt is a text of its own words, so that nothing can be learnt by heart.
         rng = np.random.default_rng(0)
         words = rng.integers(97, 123, size=(200, 5, 8))
         text = np.stack([page[rng.integers(5, size=64)].flatten() for page in words]).astype(np.uint8).flatten()
         corpus = Text("tiny", text, "", {"train": (0, 90_000), "validation": (90_000, len(text))})
-        found[far] = bits_of(train_text(recipe, corpus), corpus, "validation", length=256, count=16)
-    assert found["anna"].share > 0.4
-    assert found["anna"].hits < found["window"].hits - 1.0
+        found[far, linear] = bits_of(train_text(recipe, corpus), corpus, "validation", length=256, count=16)
+    alone = found.pop(("window", False))
+    assert alone.share > 0.4
+    assert all(one.hits < alone.hits - 1.0 for one in found.values())
 
 
 def test_bits_of_a_model_that_knows_nothing_are_eight(monkeypatch):
@@ -199,5 +202,6 @@ def test_recipes_are_the_same_but_for_the_far_head():
     for name in ("python_softmax", "python_window", "python_latest_match"):
         other = TEXT_RECIPES[name]
         assert dataclasses.replace(other, model=dataclasses.replace(other.model, far="anna")) == first
+    assert dataclasses.replace(TEXT_RECIPES["python_anna_linear"], linear=False) == first
     with pytest.raises(InputError, match="the recipe's corpus"):
         train_text(first, tiny())

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from annattn.attention import AttentionConfig, BasedConfig, BucketState, HyperConfig
+from annattn.attention.anna import anna_mean
 from annattn.attention.band import band_softmax
 from annattn.attention.collision import sampled_counts
 from annattn.attention.latest import latest_chances
 from annattn.attention.pairs import sampled_pairs, with_noise
 from annattn.checks import keep_counts, keep_number, require_choice, require_count, require_number
 from annattn.errors import InputError
+from annattn.kernels import hash_pair, newest, newest_attention
 from annattn.lsh import Hasher, Hyperplane
 from annattn.lsh.rows import unit_rows
 from annattn.nn.anna_attention import rotate
@@ -138,7 +140,7 @@ class TextModel(nn.Module):
     agree, the more tables. It reads the value of the byte that *followed* what it met. What it reads is
     Σ_j c_ij v_j / max(ℓ, Σ_j c_ij): little met is little read.
 
-    In `train()` the far head takes the form `far_form` sets, over all pairs. In `eval()` it hashes, in linear time.
+    In `train()` the far head takes the form `far_form` sets, over all pairs or in linear time. In `eval()` it hashes.
 
     >>> model = TextModel(TextConfig(dim=32, layers=2, heads=2, far_layer=1)).eval()
     >>> text = torch.randint(0, 256, (1, 100))
@@ -166,10 +168,13 @@ class TextModel(nn.Module):
         self.hasher = Hyperplane(self.config.key_dim).sample(tables=tables, hashes=hashes, seed=seed)
         return self
 
-    def far_form(self, noise: float, hasher: Hasher) -> None:
-        """Train with these hash functions and this noise, see `sampled_collision_attention`."""
+    def far_form(self, noise: float, hasher: Hasher, *, linear: bool = False) -> None:
+        """Train with these hash functions and this noise, see `sampled_collision_attention`.
+
+        If `linear`, a hashed head looks at what meets in these tables alone, which is noise 1 in linear time.
+        """
         self.noise = require_number("noise", noise, "a number from 0 to 1", low=0, high=1)
-        self.drawn = hasher
+        self.drawn, self.linear = hasher, linear
 
     def new_state(self, batch: int = 1) -> TextState:
         """Nothing read yet."""
@@ -257,7 +262,8 @@ class _FarHead(nn.Module):
             read = self._window(row, value, state)
         elif state is None:
             # The first byte has no key before it.
-            read = pad(self._all_pairs(row[:, :, 1:], row[:, :, :-1], value[:, :, 1:], model), (0, 0, 1, 0))
+            trained = self._meetings if model.linear and self.config.is_hashed else self._all_pairs
+            read = pad(trained(row[:, :, 1:], row[:, :, :-1], value[:, :, 1:], model), (0, 0, 1, 0))
         else:
             read = self._go_on(row, value, state.far)
         return self.out(read[:, 0])
@@ -277,6 +283,16 @@ class _FarHead(nn.Module):
                 state.far.everything = NearState()
             key, value = state.far.everything.extend(row, value, self.config.window)
         return band_softmax(unit_rows(row), unit_rows(key), value, window=self.config.window, scale=_BETA).mean
+
+    def _meetings(self, query: Tensor, key: Tensor, value: Tensor, model: TextModel) -> Tensor:
+        """What is trained in linear time: pairs that do not meet have no part in it, nor in the gradient."""
+        hasher = model.drawn
+        if self.config.far == "anna":
+            mean, count = anna_mean(query, key, value, hasher, True, None, None, "linear", counted=True)
+            return mean * (count / count.clamp(min=hasher.tables))[..., None]
+        positions = newest(*hash_pair(hasher, query, key), hasher.dense_buckets)
+        share = (positions >= 0).sum(-1, keepdim=True) / hasher.tables
+        return share * newest_attention(query, key, value, positions, hasher, "linear")
 
     def _all_pairs(self, query: Tensor, key: Tensor, value: Tensor, model: TextModel) -> Tensor:
         """What is trained: quadratic in n."""

@@ -16,7 +16,9 @@ def _contenders(corpus: str) -> dict[str, TextRecipe]:
     base = TextRecipe(corpus, model=_MODEL, steps=400, batch=3, length=1024)
     models = {far: replace(base.model, far=far) for far in FAR}
     models["anna_alone"] = replace(base.model, window=1)  # a byte's other heads see the byte itself
-    return {f"{corpus}_{name}": replace(base, model=model) for name, model in models.items()}
+    found = {name: replace(base, model=model) for name, model in models.items()}
+    found |= {f"{name}_linear": replace(found[name], linear=True) for name in ("anna", "latest_match")}
+    return {f"{corpus}_{name}": recipe for name, recipe in found.items()}
 
 
 _NEEDLE = TextRecipe(

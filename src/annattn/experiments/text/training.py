@@ -38,6 +38,7 @@ class TextRecipe:
     - rate: the largest learning rate, reached after `warmup` steps; then a cosine takes it to a twentieth.
     - noise: what it rises to, from 0, over the first `ramp` of the steps; see `sampled_collision_attention`.
     - tables, hashes: ℓ and z in training; the model's own are those it reads with.
+    - linear: a hashed far head trains in linear time, on pairs that meet, from the first step; there is no noise then.
     - facts: up to so many facts are planted in each excerpt, and asked for later in it.
     - weight: of the answers in the loss.
 
@@ -56,6 +57,7 @@ class TextRecipe:
     ramp: float = 0.5
     tables: int = 16
     hashes: int = 16
+    linear: bool = False
     facts: int = 0
     weight: float = 1.0
 
@@ -159,7 +161,7 @@ class _Run:
         drawn = Hyperplane(recipe.model.key_dim).sample(
             tables=recipe.tables, hashes=recipe.hashes, seed=derive_seed(self.seed, 1, step)
         )
-        self.model.far_form(noise, drawn)
+        self.model.far_form(noise, drawn, linear=recipe.linear)
         rows = self.text.sample("train", recipe.batch, recipe.length + 1, (self.seed, step))
         weights = np.ones(rows.shape, np.float32)
         if recipe.facts:
