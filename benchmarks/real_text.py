@@ -104,20 +104,20 @@ def needles(name: str, longest: int, facts: int | None, seeds: list[int], split:
 
 
 def steps(lengths: list[int]) -> dict[str, Any]:
-    """Seconds of one training step at the recipe's length, and per byte of reading excerpts of each length."""
-    rows, text = [], torch.from_numpy(np.asarray(load("python").part("train")[: max(lengths)]).astype(np.int64))[None]
+    """Seconds per byte of a training step, and of reading, over excerpts of each length."""
+    rows = []
+    text = torch.from_numpy(np.asarray(load("python").part("train")[: max(3073, *lengths) + 1]).astype(np.int64))[None]
     for far in contenders("python"):
         recipe = TEXT_RECIPES[f"python_{far}"]
         model = TextModel(recipe.model).train()
-        tokens = text[0, : recipe.batch * (recipe.length + 1)].view(recipe.batch, -1)
-        costs = []
-        for _ in range(4):
-            model.far_form(1.0, model.hasher)
-            started = time.perf_counter()
-            logits = model(tokens[:, :-1])
-            torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:]).backward()
-            costs.append(time.perf_counter() - started)
-        row: dict[str, Any] = {"far": far, "step": min(costs), "length": recipe.length, "batch": recipe.batch}
+        model.far_form(1.0, model.hasher, linear=recipe.linear)
+        row: dict[str, Any] = {"far": far}
+        is_linear = recipe.linear or far == "window"
+        for length in (at for at in lengths if is_linear or at <= 4096):  # pairs of more do not fit in memory
+            batch = max(1, recipe.batch * recipe.length // length)  # as many bytes as in training, or one excerpt
+            tokens = text[0, : batch * length + 1]
+            costs = [_step(model, tokens, batch) for _ in range(4)]
+            row[f"training at {length}"] = min(costs) / (batch * length)
         model.eval()
         with torch.no_grad():
             model(text[:, :256], model.new_state())  # kernels are loaded before anything is timed
@@ -129,10 +129,18 @@ def steps(lengths: list[int]) -> dict[str, Any]:
                 state = model.new_state()
                 for piece in text[:, :length].split(16_384, 1):
                     model(piece, state)
-            row[f"per byte at {length}"] = (time.perf_counter() - started) / length
+            row[f"reading at {length}"] = (time.perf_counter() - started) / length
         rows.append(row)
         print({name: round(1e6 * one, 1) if isinstance(one, float) else one for name, one in row.items()}, flush=True)
     return {"steps": {"python": rows}}
+
+
+def _step(model: TextModel, tokens: torch.Tensor, batch: int) -> float:
+    """Seconds of one forward and backward pass over the text in so many excerpts."""
+    started = time.perf_counter()
+    logits = model(tokens[:-1].view(batch, -1))
+    torch.nn.functional.cross_entropy(logits.mT, tokens[1:].view(batch, -1)).backward()
+    return time.perf_counter() - started
 
 
 @torch.no_grad()
