@@ -93,6 +93,21 @@ def test_exact_pieces_of_a_large_batch_are_read_a_part_at_a_time(n: int):
     assert written.largest <= 4 * 2**24
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("name", [name for name in EXPONENTS if name != "low_rank"])
+def test_gradients_of_queries_and_keys_are_exact(name: str, is_causal: bool):
+    mechanism = MECHANISMS[name]
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = 3 * torch.randn(3, 1, 1, 9, 3, generator=generator, dtype=torch.float64)
+    given = (query,) if mechanism.config.shared_query_key else (query, key)
+    options: dict[str, Any] = mechanism.options(3)
+    if mechanism.config.causal == "optional":
+        options["is_causal"] = is_causal
+    rows = [x.requires_grad_() for x in given]
+    assert torch.autograd.gradcheck(lambda *x: mechanism.attend(*x, value, **options), rows)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("length", [0.0, 1.0, 30.0, 300.0])
 @pytest.mark.parametrize(
