@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from annattn.attention import MECHANISMS, BasedFeatures, PerformerFeatures, PolySketchFeatures, low_rank_attention
@@ -27,7 +29,25 @@ def fused_operations(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> in
     return 2 * math.prod(blocks) * rows * key[-2] * (dim + value[-1])
 
 
-def operations(name: str, n: int, *, is_causal: bool) -> int:
+class BytesWritten(TorchDispatchMode):
+    """Adds up the storage of every tensor that is made, which bounds what is held at any time."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = self.largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        given, made = ([x.untyped_storage() for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+                       for tree in ((args, kwargs), out))  # fmt: skip
+        known = {one._cdata for one in given}
+        sizes = [one.nbytes() for one in made if one._cdata not in known]
+        self.total, self.largest = self.total + sum(sizes), max([self.largest, *sizes])
+        return out
+
+
+def operations(name: str, n: int, *, is_causal: bool) -> tuple[int, int]:
+    """Multiplications, and bytes written."""
     mechanism = MECHANISMS[name]
     options: dict[str, Any] = mechanism.options(DIM)
     if name == "linformer":
@@ -36,20 +56,56 @@ def operations(name: str, n: int, *, is_causal: bool) -> int:
     given = (query,) if mechanism.config.shared_query_key else (query, key)
     if mechanism.config.causal == "optional":
         options["is_causal"] = is_causal
-    with FlopCounterMode(display=False, custom_mapping={FUSED: fused_operations}) as counter:
+    with FlopCounterMode(display=False, custom_mapping={FUSED: fused_operations}) as counter, BytesWritten() as written:
         mechanism.attend(*given, value, **options)
-    return counter.get_total_flops()
+    return counter.get_total_flops(), written.total
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("name", EXPONENTS)
-def test_multiplications_grow_as_claimed(name: str, is_causal: bool):
-    few, many = (operations(name, n, is_causal=is_causal) for n in (512, 4096))
+def test_multiplications_and_memory_grow_as_claimed(name: str, is_causal: bool):
     # A causal call reads each token once per level of cuts at 3 · 2^k: 8 levels for 512 tokens, 11 for 4,096.
     slack = math.log(11 / 8, 8) + 0.01 if name == "hyper" and is_causal else 0.05
-    assert few > 0
-    assert math.log(many / few, 8) <= EXPONENTS[name] + slack
+    for few, many in zip(*(operations(name, n, is_causal=is_causal) for n in (512, 4096)), strict=True):
+        assert few > 0
+        assert math.log(many / few, 8) <= EXPONENTS[name] + slack
+
+
+@pytest.mark.parametrize("exact_below", [64, 4096])
+def test_a_few_queries_at_the_end_of_many_keys_cost_hyperattention_little(exact_below: int):
+    options = MECHANISMS["hyper"].options(DIM) | {"block": 16, "columns": 16, "exact_below": exact_below}
+    query, key, value = torch.randn(3, 1, 1, 4100, DIM)
+    work = []
+    for n in (8, 4100):  # the eight are on both sides of a cut
+        with FlopCounterMode(display=False) as counter:
+            MECHANISMS["hyper"].attend(query[:, :, -n:], key, value, is_causal=True, **options)
+        work.append(counter.get_total_flops())
+    assert work[0] < work[1] / 40
+
+
+@pytest.mark.parametrize("n", [512, 1000])
+def test_exact_pieces_of_a_large_batch_are_read_a_part_at_a_time(n: int):
+    x = torch.randn(20, 4, n, 4)
+    options = MECHANISMS["hyper"].options(4) | {"exact_below": 512}
+    with BytesWritten() as written:
+        MECHANISMS["hyper"].attend(x, x, x, is_causal=True, **options)
+    assert written.largest <= 4 * 2**24
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("name", [name for name in EXPONENTS if name != "low_rank"])
+def test_gradients_of_queries_and_keys_are_exact(name: str, is_causal: bool):
+    mechanism = MECHANISMS[name]
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = 3 * torch.randn(3, 1, 1, 9, 3, generator=generator, dtype=torch.float64)
+    given = (query,) if mechanism.config.shared_query_key else (query, key)
+    options: dict[str, Any] = mechanism.options(3)
+    if mechanism.config.causal == "optional":
+        options["is_causal"] = is_causal
+    rows = [x.requires_grad_() for x in given]
+    assert torch.autograd.gradcheck(lambda *x: mechanism.attend(*x, value, **options), rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

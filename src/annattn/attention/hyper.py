@@ -59,42 +59,72 @@ def hyper_attention(
     rows = queries[:, :, unseeing:], keys, values, live
     found, size = _own_pieces(*rows, exact_below), exact_below
     while size < m:
-        found = found.join(_earlier_halves(*rows, size, approximate))
+        found = Partial.of_all([found, *_earlier_halves(*rows, size, approximate)])
         size *= 2
     return pad(found.mean, (0, 0, unseeing, 0)).to(value.dtype)
 
 
 _Read = Callable[[Tensor, Tensor, Tensor, Tensor], Partial]
 _AT_A_TIME = 2**24  # scores
+_FEW = 2  # pieces that are read one by one: made whole, each might have a single query and else zeros
 
 
 def _own_pieces(query: Tensor, key: Tensor, value: Tensor, live: Tensor, size: int) -> Partial:
     """Softmax over the keys of a query's own piece of `size` tokens, up to its place."""
-    n, m, dim = query.shape[2], *key.shape[2:]
-    start, stop = (m - n) // size, -(-m // size)
-
-    def exact(queries: Tensor, keys: Tensor, values: Tensor, there: Tensor) -> Partial:
-        scores = queries @ keys.mT / math.sqrt(max(dim, 1))
-        seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=key.device).tril(scores.shape[3] - scores.shape[2])
-        return partial_softmax(scores.masked_fill(~(seen & there.mT), -torch.inf), values)
-
+    n, m = query.shape[2], key.shape[2]
+    start = (m - n) // size
+    stop = max(start + 1, -(-m // size))
     rows = key, value, live[..., None]
-    if stop - start == 1:  # also a few queries at the end of many keys
-        return exact(query, *(x[:, :, start * size :] for x in rows))
-    at_a_time = max(1, _AT_A_TIME // (query.shape[1] * size * size))
-    pieces = (_cut(x, start, stop, size, m).split(at_a_time) for x in (query, *rows))
-    return _uncut([exact(*group) for group in zip(*pieces, strict=True)], start, stop, size, query, m)
+
+    def alone(first: int) -> Partial:
+        last = min(first + size, m)
+        return _at_places(query, first, last, m, lambda some: _exact(some, *(x[:, :, first:last] for x in rows)))
+
+    if stop - start <= _FEW:
+        return Partial.of_all([alone(piece * size) for piece in range(start, stop)])
+    found = _exact(*(_cut(x, start, stop, size, m) for x in (query, *rows)))
+    return _uncut(found, start, stop, size, query, m)
 
 
-def _earlier_halves(query: Tensor, key: Tensor, value: Tensor, live: Tensor, size: int, read: _Read) -> Partial:
+def _exact(*rows: Tensor) -> Partial:
+    """Causal softmax of queries over keys and values, where those are there; few rows of the batch at a time."""
+    heads, n, m = *rows[0].shape[1:3], rows[1].shape[2]
+
+    def some(query: Tensor, key: Tensor, value: Tensor, there: Tensor) -> Partial:
+        scores = query @ key.mT / math.sqrt(max(query.shape[3], 1))
+        seen = torch.ones(n, m, dtype=torch.bool, device=key.device).tril(m - n)
+        return partial_softmax(scores.masked_fill(~(seen & there.mT), -torch.inf), value)
+
+    at_a_time = max(1, _AT_A_TIME // max(1, heads * n * m))
+    parts = [some(*group) for group in zip(*(x.split(at_a_time) for x in rows), strict=True)]
+    return Partial(torch.cat([one.mean for one in parts]), torch.cat([one.log_total for one in parts]))
+
+
+def _earlier_halves(query: Tensor, key: Tensor, value: Tensor, live: Tensor, size: int, read: _Read) -> list[Partial]:
     """Of every 2 · size tokens, queries of the second half read keys of the first; the others read nothing."""
     n, m = query.shape[2], key.shape[2]
-    start = (m - n) // (2 * size)
-    stop = max(start + 1, (m + size - 1) // (2 * size))  # from there on there is no second half
+    start, stop = (m - n) // (2 * size), (m + size - 1) // (2 * size)  # from `stop` on there is no second half
+
+    def alone(first: int) -> Partial:
+        middle = first + size
+        early = key[:, :, first:middle], value[:, :, first:middle], live[..., first:middle]
+        return _at_places(query, middle, middle + size, m, lambda some: read(some, *early))
+
+    if stop - start <= _FEW:
+        return [alone(piece * 2 * size) for piece in range(start, stop)]
     keys, values, there = (_cut(x, start, stop, 2 * size, m)[:, :, :size] for x in (key, value, live[..., None]))
     found = read(_cut(query, start, stop, 2 * size, m)[:, :, size:], keys, values, there[..., 0])
     both = Partial(pad(found.mean, (0, 0, size, 0)), pad(found.log_total, (size, 0), value=-torch.inf))
-    return _uncut([both], start, stop, 2 * size, query, m)
+    return [_uncut(both, start, stop, 2 * size, query, m)]
+
+
+def _at_places(query: Tensor, first: int, last: int, m: int, read: Callable[[Tensor], Partial]) -> Partial:
+    """What the queries at these places read, the last query being at place m - 1; the others read nothing."""
+    n = query.shape[2]
+    first, last = (min(max(place + n - m, 0), n) for place in (first, last))
+    found = read(query[:, :, first:last])
+    ends = first, n - last
+    return Partial(pad(found.mean, (0, 0, *ends)), pad(found.log_total, ends, value=-torch.inf))
 
 
 def _cut(x: Tensor, start: int, stop: int, size: int, m: int) -> Tensor:
@@ -103,11 +133,11 @@ def _cut(x: Tensor, start: int, stop: int, size: int, m: int) -> Tensor:
     return pieces.movedim(2, 1).flatten(0, 1)
 
 
-def _uncut(parts: list[Partial], start: int, stop: int, size: int, query: Tensor, m: int) -> Partial:
+def _uncut(found: Partial, start: int, stop: int, size: int, query: Tensor, m: int) -> Partial:
     """What each query read, from what its piece read; nothing where there is no piece."""
     batch, _, n, _ = query.shape
-    mean, log_total = torch.cat([one.mean for one in parts]), torch.cat([one.log_total for one in parts])
-    mean, log_total = (x.unflatten(0, (batch, stop - start)).movedim(1, 2).flatten(2, 3) for x in (mean, log_total))
+    each = (x.unflatten(0, (batch, stop - start)) for x in (found.mean, found.log_total))
+    mean, log_total = (x.movedim(1, 2).flatten(2, 3) for x in each)
     ends = start * size - (m - n), m - stop * size
     return Partial(pad(mean, (0, 0, *ends)), pad(log_total, ends, value=-torch.inf))
 

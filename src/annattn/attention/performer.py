@@ -53,7 +53,8 @@ class PerformerFeatures(FeatureMap):
 
     def largest_power(self, x: Tensor) -> Tensor:
         """The logarithm of what a query's features were divided by, (..., 1)."""
-        return self._powers(x.detach()).amax(-1, keepdim=True)
+        # Not detached: ε is added after the division, so the output does depend on it.
+        return self._powers(x).amax(-1, keepdim=True)
 
     def key(self, x: Tensor) -> Tensor:
         """See `FeatureMap`."""
