@@ -81,7 +81,7 @@ def _own_pieces(query: Tensor, key: Tensor, value: Tensor, live: Tensor, size: i
     rows = key, value, live[..., None]
     if stop - start == 1:  # also a few queries at the end of many keys
         return exact(query, *(x[:, :, start * size :] for x in rows))
-    at_a_time = max(1, _AT_A_TIME // (query.shape[1] * size * size))
+    at_a_time = max(1, _AT_A_TIME // (max(query.shape[1], 1) * size * size))
     pieces = (_cut(x, start, stop, size, m).split(at_a_time) for x in (query, *rows))
     return _uncut([exact(*group) for group in zip(*pieces, strict=True)], start, stop, size, query, m)
 
