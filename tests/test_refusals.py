@@ -22,6 +22,7 @@ from annattn.lsh import Euclidean, Hyperplane
 from annattn.nn import AnnaAttention, AnnaConfig, SoftmaxConfig, Transformer, TransformerConfig, load_model, save_model
 from annattn.nn.exact import ExactLayerConfig
 from annattn.outofcore import ArrayFile
+from annattn.tasks import KHop, Match2
 
 HASHER = Hyperplane(8).sample(tables=4, hashes=3)
 TOKENS = torch.arange(8)[None] % 4
@@ -279,3 +280,18 @@ def test_a_nested_mask_of_a_module_is_named():
         nested = torch.nested.nested_tensor([torch.ones(1, 1, 3), torch.ones(1, 1, 5)], layout=torch.strided)
     with pytest.raises(InputError, match="key_mask: got a tensor of layout"):
         AnnaAttention(8, 2)(torch.zeros(2, 5, 8), key_mask=nested)
+
+
+@pytest.mark.parametrize("flag", [1, -1, "no", None])
+def test_flags_are_true_or_false(flag):
+    recipe = RECIPES["match2_direct"]
+    for name, make in {
+        "decay": lambda: replace(recipe, decay=flag),
+        "with_zero": lambda: Match2(with_zero=flag),
+        "repeats": lambda: KHop(repeats=flag),
+        "bias": lambda: AnnaAttention(8, 2, bias=flag),
+        "equal_norms": lambda: aa.attention.softmax_parameters(1.0, radius=0.5, equal_norms=flag),
+        "progress": lambda: aa.mpc.run(aa.mpc.protocols.Sum(n=3, memory_words=2), [1, 2, 3], progress=flag),
+    }.items():
+        with pytest.raises(InputError, match=f"{name}: got {flag!r}, expected True or False"):
+            make()
