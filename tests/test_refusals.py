@@ -19,9 +19,10 @@ from annattn.experiments.text import TextRecipe
 from annattn.files import write_text
 from annattn.kernels import BACKENDS, use_backend
 from annattn.lsh import Euclidean, Hyperplane
-from annattn.nn import AnnaConfig, SoftmaxConfig, Transformer, TransformerConfig, load_model, save_model
+from annattn.nn import AnnaAttention, AnnaConfig, SoftmaxConfig, Transformer, TransformerConfig, load_model, save_model
 from annattn.nn.exact import ExactLayerConfig
 from annattn.outofcore import ArrayFile
+from annattn.tasks import KHop, Match2
 
 HASHER = Hyperplane(8).sample(tables=4, hashes=3)
 TOKENS = torch.arange(8)[None] % 4
@@ -244,3 +245,53 @@ atexit.register(lambda: print(aa.anna_attention(*x, hasher).shape))
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "torch.Size([1, 4, 2048, 8])" in ended.stdout, ended.stderr
+
+
+def test_windows_and_estimates_of_softmax_refuse_a_scale_that_float32_cannot_hold():
+    for attend in (aa.window_attention, aa.collision_softmax_attention):
+        with pytest.raises(InputError, match=r"scale: got 1e\+39"):
+            attend(*qkv(), HASHER, window=3, scale=1e39)
+
+
+@pytest.mark.parametrize("name", ["query", "key"])
+def test_complex_numbers_are_refused(name):
+    query, key, value = (
+        x.to(torch.complex64) if name == which else x for which, x in zip(["query", "key", "value"], qkv(), strict=True)
+    )
+    for attend in (
+        lambda: aa.collision_softmax_attention(query, key, value, HASHER, window=2),
+        lambda: aa.expected_collision_attention(query, key, value, family=Hyperplane(8), hashes=2),
+        lambda: aa.attention.sliding_window_attention(query, key, value, window=2),
+    ):
+        with pytest.raises(InputError, match=f"{name}: got torch.complex64, expected a real dtype"):
+            attend()
+
+
+def test_a_causal_call_without_heads_gives_nothing():
+    nothing = torch.zeros(1, 0, 5, 8)
+    hasher = Hyperplane(8).sample(tables=1, hashes=3)
+    out = aa.attention.hyper_attention(nothing, nothing, nothing, hasher, is_causal=True, exact_below=2)
+    assert out.shape == (1, 0, 5, 8)
+
+
+def test_a_nested_mask_of_a_module_is_named():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nested = torch.nested.nested_tensor([torch.ones(1, 1, 3), torch.ones(1, 1, 5)], layout=torch.strided)
+    with pytest.raises(InputError, match="key_mask: got a tensor of layout"):
+        AnnaAttention(8, 2)(torch.zeros(2, 5, 8), key_mask=nested)
+
+
+@pytest.mark.parametrize("flag", [1, -1, "no", None])
+def test_flags_are_true_or_false(flag):
+    recipe = RECIPES["match2_direct"]
+    for name, make in {
+        "decay": lambda: replace(recipe, decay=flag),
+        "with_zero": lambda: Match2(with_zero=flag),
+        "repeats": lambda: KHop(repeats=flag),
+        "bias": lambda: AnnaAttention(8, 2, bias=flag),
+        "equal_norms": lambda: aa.attention.softmax_parameters(1.0, radius=0.5, equal_norms=flag),
+        "progress": lambda: aa.mpc.run(aa.mpc.protocols.Sum(n=3, memory_words=2), [1, 2, 3], progress=flag),
+    }.items():
+        with pytest.raises(InputError, match=f"{name}: got {flag!r}, expected True or False"):
+            make()

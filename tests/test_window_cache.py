@@ -192,3 +192,22 @@ def test_a_window_of_any_kind_of_integer_is_the_same(number):
         )
         torch.testing.assert_close(outs[-1], whole)
     assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize("kind", [lambda rows: [np.uint8(row) for row in rows], np.array, torch.tensor])
+def test_rows_of_any_kind_of_integer_are_the_same(kind):
+    x = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 1, 1, 4)
+    cache = aa.WindowCache(Hyperplane(4).sample(tables=2, hashes=2), window=2, value_dim=4, batch=4)
+    cache.step(x, torch.ones_like(x), x)
+    cache.select(kind([3, 0, 0, 1]))
+    out = cache.step(*torch.ones(3, 4, 1, 1, 4), key_mask=torch.zeros(4, 1, dtype=torch.bool))
+    assert out[:, 0, 0, 0].tolist() == [3, 0, 0, 1]
+
+
+@pytest.mark.parametrize("rows", [None, [], [3], [-1], [0.5], [True], "ab", torch.tensor(1)])
+def test_rows_that_are_not_there_are_refused_and_change_nothing(rows):
+    cache = aa.WindowCache(Hyperplane(4).sample(tables=2, hashes=2), window=2, value_dim=4, batch=2)
+    cache.step(*torch.ones(3, 2, 1, 5, 4))
+    with pytest.raises(InputError, match="rows: got"):
+        cache.select(rows)
+    assert cache.step(*torch.ones(3, 2, 1, 1, 4)).eq(1).all()

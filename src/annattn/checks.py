@@ -10,15 +10,20 @@ from annattn.errors import InputError
 
 __all__ = [
     "LARGEST_COUNT",
+    "LARGEST_FACTOR",
     "did_you_mean",
     "keep_counts",
     "keep_number",
     "require_choice",
     "require_count",
+    "require_factor",
     "require_flag",
     "require_instance",
     "require_number",
 ]
+
+LARGEST_FACTOR = 2.0**127
+"""The largest factor of scores: from twice this on, float32 only has infinity, which times zero is NaN."""
 
 LARGEST_COUNT = 2**31 - 1
 """The largest size of anything that is made: products of two fit 64 bits."""
@@ -121,6 +126,16 @@ def keep_number(owner: Any, name: str, expected: str, *, low: float = -math.inf,
     annattn.errors.InputError: noise: got 2.0, expected a number from 0 to 1
     """
     object.__setattr__(owner, name, require_number(name, getattr(owner, name), expected, low=low, high=high))
+
+
+def require_factor(name: str, value: Any) -> float:
+    """A number that scores are multiplied by, as a float.
+
+    >>> require_factor("scale", 1e39)
+    Traceback (most recent call last):
+    annattn.errors.InputError: scale: got 1e+39, expected a number from -2^127 to 2^127
+    """
+    return require_number(name, value, "a number from -2^127 to 2^127", low=-LARGEST_FACTOR, high=LARGEST_FACTOR)
 
 
 def did_you_mean(name: str, names: Iterable[str], *, likeness: float = 0.4) -> str:

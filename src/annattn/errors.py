@@ -63,7 +63,7 @@ class BackendError(AnnattnError, RuntimeError):
 
 
 class RankError(AnnattnError, RuntimeError):
-    """Another rank of a process group raised, ended or stopped answering: says which, and what to do."""
+    """Another process of those that share a task raised, ended or stopped answering: says which, and what to do."""
 
 
 class NoMemoryError(AnnattnError, MemoryError):

@@ -108,3 +108,18 @@ def test_nan_in_a_value_reaches_exactly_the_queries_that_read_it(attend, backend
         reads, out = attend(query, key, marked)[..., 0] != 0, attend(query, key, value)
     assert 0 < reads.sum() < 2 * n
     assert torch.equal(out.isnan(), reads[..., None].expand_as(out))
+
+
+@BAD
+@pytest.mark.parametrize("family", [Hyperplane(3), aa.lsh.CrossPolytope(3)], ids=str)
+def test_averages_over_hash_functions_give_nan_and_no_number_to_a_query_that_is_not_finite(family, bad):
+    query, key, value = inputs()
+    query[0, 1, 2, 1] = bad
+    hasher = family.sample(tables=4, hashes=2)
+    for out in (
+        aa.expected_collision_attention(query, key, value, family=family, hashes=2),
+        aa.expected_latest_attention(query, key, value, family=family, hashes=2),
+        aa.sampled_collision_attention(query, key, value, hasher),
+    ):
+        assert out[0, 1, 2].isnan().all()
+        assert out[0, 1, 3].isfinite().all()

@@ -106,3 +106,31 @@ def test_states_that_are_not_alike_do_not_merge():
     ):
         with pytest.raises(InputError, match="expected one made like this one"):
             one.merge(other)
+
+
+@pytest.mark.parametrize("numbers", [None, [5, 0], [-1, 0], [0.5, 1], [0], [0, 0, 1], "ab"])
+def test_rows_and_tokens_that_are_not_there_are_refused_and_change_nothing(numbers):
+    state = BucketState(Hyperplane(4).sample(tables=2, hashes=2), value_dim=3, batch=2, history=4)
+    state.fill(torch.ones(2, 1, 9, 4), torch.ones(2, 1, 9, 3))
+    for change in (state.select, state.crop):
+        with pytest.raises(InputError, match="got"):
+            change(numbers)
+    assert state.lengths == [9, 9]
+    assert state.read(torch.ones(2, 1, 1, 4)).mean().eq(1).all()
+
+
+@pytest.mark.parametrize("mask", [torch.ones(2, 9), [[True] * 9] * 2, torch.ones(2, 9, dtype=torch.bool).to_sparse()])
+def test_a_state_takes_masks_as_attention_does(mask):
+    state = BucketState(Hyperplane(4).sample(tables=2, hashes=2), value_dim=3, batch=2)
+    with pytest.raises(InputError, match="key_mask: got"):
+        state.fill(torch.ones(2, 1, 9, 4), torch.ones(2, 1, 9, 3), mask)
+
+
+def test_states_are_of_a_hasher_and_merge_with_states():
+    with pytest.raises(InputError, match="hasher: got NoneType"):
+        BucketState(None, value_dim=3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="hasher: got NoneType"):
+        aa.WindowCache(None, value_dim=3, window=2)  # pyright: ignore[reportArgumentType]
+    state = BucketState(Hyperplane(4).sample(tables=2, hashes=2), value_dim=3)
+    with pytest.raises(InputError, match="state: got NoneType"):
+        state.merge(None)  # pyright: ignore[reportArgumentType]

@@ -57,6 +57,7 @@ NO_MEMORY = [
     RuntimeError("std::bad_alloc"),
     RuntimeError("can't start new thread"),
     ImportError("libmany.so: failed to map segment from shared object"),
+    OSError("libmany.so: failed to map segment from shared object"),
     OSError(errno.ENOMEM, "Cannot allocate memory"),
 ]
 
@@ -68,6 +69,8 @@ def test_memory_that_runs_out_anywhere_gets_one_line(error, command, monkeypatch
             raise error
         except (ImportError, MemoryError) as first:  # a library may say something else in its place
             raise LookupError("no such thing") from first
+        except OSError as first:
+            raise OSError("no such file, or no permission") from first
 
     monkeypatch.setattr("annattn.cli.plan.plan", fail)
     code, shown, errors = command("plan")

@@ -1,6 +1,7 @@
 """The comparison with hardly any steps: what is planned, run, kept, chosen and shown."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from annattn.errors import InputError
+from annattn.errors import InputError, RankError
 from annattn.experiments.comparison import (
     CONTENDERS,
     PROFILES,
@@ -141,6 +142,20 @@ def test_what_stops_one_process_of_several_is_raised(tmp_path, monkeypatch):
     (path / "model.json").write_text("{}")
     monkeypatch.setattr(all_runs, "run_one", lambda *_: None)  # here, so that the other process comes to it
     with pytest.raises(InputError, match="expected an empty folder or a whole run"):
+        run_all(profile, ["match2"], tmp_path, jobs=2)
+
+
+@pytest.mark.slow
+def test_a_process_of_several_that_dies_is_named(tmp_path, monkeypatch):
+    profile = replace(HARDLY, tasks={"match2": TASKS["match2"]}, rates=(3e-3,))
+
+    def wait_and_kill(*_):
+        wait_until(lambda: list(tmp_path.glob("state/match2/*.run/lock")))
+        for child in multiprocessing.active_children():
+            child.kill()
+
+    monkeypatch.setattr(all_runs, "run_one", wait_and_kill)
+    with pytest.raises(RankError, match="a process of the comparison died; the same command"):
         run_all(profile, ["match2"], tmp_path, jobs=2)
 
 

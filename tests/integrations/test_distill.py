@@ -247,3 +247,11 @@ def test_markup_goes_and_halves_are_cut_at_a_space():
 def test_a_device_without_an_end_is_not_read():
     with pytest.raises(InputError, match="/dev/zero, which is no file"):
         Paragraphs(Path("/dev/zero"))
+
+
+def test_the_student_gets_the_tokenizer_of_the_teacher_whether_or_not_it_was_stopped(teacher, text, tmp_path):
+    model, tokenizer = load_teacher(teacher)
+    tokenizer.save_pretrained(tmp_path / "plain")
+    distill(model, tokenizer, Paragraphs(text), TASK, folder=tmp_path / "run")
+    written = (tmp_path / "run" / "student" / "tokenizer.json").read_text()
+    assert written == (tmp_path / "plain" / "tokenizer.json").read_text()

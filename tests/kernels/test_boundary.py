@@ -143,3 +143,24 @@ def test_a_wrong_hash_value_is_named():
     query, key, value = torch.randn(3, 1, 1, 4, 8)
     with pytest.raises(aa.errors.InputError, match=r"hash value of Hostile\(dim=8\): got 100000\d, expected 0 to 1"):
         aa.anna_attention(query, key, value, Hostile(8).sample(tables=2, hashes=2))
+
+
+@pytest.mark.parametrize(
+    "returned", [lambda digits: None, lambda digits: digits.numpy(), lambda digits: digits.to("meta")]
+)
+def test_hash_values_that_are_no_tensor_here_are_named(returned, monkeypatch):
+    plain = Hyperplane.evaluate
+    monkeypatch.setattr(Hostile, "evaluate", lambda self, *given: returned(plain(self, *given)))
+    query, key, value = torch.randn(3, 1, 1, 4, 8)
+    with pytest.raises(aa.errors.InputError, match=r"evaluate of Hostile\(dim=8\): got .*, expected a tensor on cpu"):
+        aa.anna_attention(query, key, value, Hostile(8).sample(tables=2, hashes=2))
+
+
+@pytest.mark.parametrize("name", ["names", "named"])
+def test_names_without_numbers_are_refused(name):
+    wide = Hyperplane(8).sample(tables=2, hashes=70)
+    cache = aa.BucketCache(wide, value_dim=3)
+    cache.append(torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 3))
+    saved = cache.state_dict()
+    with pytest.raises(aa.errors.InputError, match="names"):
+        cache.load_state_dict({**saved, name: saved[name].to("meta")})

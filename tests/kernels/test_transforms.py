@@ -63,3 +63,29 @@ def test_autocast_does_not_reach_into_the_ops(backend, gradient, is_causal):
             return out, *torch.autograd.grad(out.sum(), query)
 
     assert all(torch.equal(a, b) for a, b in zip(results(True), results(False), strict=True))
+
+
+@pytest.mark.parametrize("attend", [aa.expected_collision_attention, aa.expected_latest_attention])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_second_derivative_of_an_average_is_that_of_its_gradient(attend, place):
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(3, 1, 2, 12, 8, dtype=torch.float64, generator=generator)
+    along, weights = torch.randn(2, 1, 2, 12, 8, dtype=torch.float64, generator=generator)
+
+    def loss(x):
+        given = [*tokens]
+        given[place] = x
+        return (attend(*given, family=aa.lsh.Hyperplane(8), hashes=2).square() * weights).sum()
+
+    def gradient(x):
+        return torch.autograd.grad(loss(x), x, create_graph=True)[0]
+
+    at = tokens[place].clone().requires_grad_()
+    (twice,) = torch.autograd.grad((gradient(at) * along).sum(), at)
+    step = 1e-6 * along
+    expected = (gradient(at + step) - gradient(at - step)).detach() / 2e-6
+    torch.testing.assert_close(twice, expected, rtol=1e-5, atol=1e-6)
+    forward_of_backward = torch.func.jvp(torch.func.grad(loss), (tokens[place],), (along,))[1]
+    torch.testing.assert_close(forward_of_backward, twice)
+    with pytest.raises(InputError, match=r"torch\.func\.hessian takes one of each"):
+        torch.func.jvp(lambda x: torch.func.jvp(loss, (x,), (along,))[1], (tokens[place],), (along,))

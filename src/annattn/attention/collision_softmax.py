@@ -18,7 +18,7 @@ from annattn.attention.inputs import accumulator, attention_call, check_inputs, 
 from annattn.attention.looked_at import LookedAt, Reach, looked_at
 from annattn.attention.mechanism import Attend, HashedConfig, Mechanism
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
-from annattn.checks import keep_number, require_count, require_flag, require_number
+from annattn.checks import require_count, require_factor, require_flag
 from annattn.errors import InputError
 from annattn.kernels import fold_into_batch, nan_targets, not_twice
 from annattn.lsh import Hasher, Hyperplane, restore
@@ -76,7 +76,7 @@ def collision_softmax_attention(
     reach = _reach(window, first, meetings, centre, is_causal)
     if scale is None:
         scale = query.shape[-1] ** -0.5 if query.shape[-1] else 1.0
-    require_number("scale", scale, "a finite number")
+    require_factor("scale", scale)
     if hasher.shared:
         raise InputError(
             "hasher",
@@ -343,7 +343,7 @@ class CollisionSoftmaxConfig(HashedConfig):
         super().__post_init__()
         _reach(self.window, self.first, self.meetings, self.centre, True)
         if self.scale is not None:
-            keep_number(self, "scale", "a finite number")
+            object.__setattr__(self, "scale", require_factor("scale", self.scale))
 
     def bind(self, head_dim: int, layer: int = 0, seed: int | None = None) -> Attend:
         """See `AttentionConfig`."""

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from annattn.checks import require_flag
 from annattn.errors import InputError
 
 __all__ = ["AnnaParameters", "AnnaReport", "check_anna", "softmax_parameters"]
@@ -67,7 +68,7 @@ def softmax_parameters(beta: float, *, radius: float, norm: float = 1.0, equal_n
         raise InputError(
             "beta, norm, radius", given=(beta, norm, radius), expected="β ≥ 0, norm > 0, 0 < radius < 2·norm"
         )
-    if equal_norms:
+    if require_flag("equal_norms", equal_norms):
         ahead = beta * radius**2 / 2
     else:
         ahead = beta * (norm + radius) ** 2 / 4 if radius <= norm else beta * norm * radius

@@ -70,6 +70,8 @@ def check_inputs(
             )
         if tensor.device != query.device:
             raise InputError(name, given=f"device {tensor.device}", expected=f"the query's device {query.device}")
+        if tensor.is_complex():
+            raise InputError(name, given=tensor.dtype, expected="a real dtype", hint="torch.view_as_real(...)")
         if tensor.dtype.itemsize < 2 and tensor.is_floating_point():
             raise InputError(name, given=tensor.dtype, expected="a dtype of 16 bits or more", hint="call .half()")
     if not value.is_floating_point():

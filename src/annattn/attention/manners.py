@@ -46,6 +46,8 @@ def as_key_mask(mask: Tensor | None, query: Tensor, key: Tensor, *, name: str = 
     """
     if mask is None or (isinstance(mask, Tensor) and mask.ndim == 2 and name == "key_mask"):
         return mask
+    if isinstance(mask, Tensor) and (mask.is_nested or mask.layout is not torch.strided):
+        raise InputError(name, given=f"a tensor of layout {mask.layout}", expected="a dense tensor")
     hint = "pass is_causal=True for the order of time, key_mask for padding, and documents for packed sequences"
     if not isinstance(mask, Tensor) or mask.ndim != 4:
         given = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__

@@ -81,6 +81,8 @@ class Names:
         fits = (
             isinstance(names, Tensor)
             and isinstance(named, Tensor)
+            and not names.is_meta
+            and not named.is_meta
             and names.dtype == named.dtype == torch.int64
             and names.shape[1:] == (self.width,)
             and named.shape == (len(self.rows),)

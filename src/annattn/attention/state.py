@@ -7,12 +7,13 @@ scan is a state that grows, and a sequence larger than memory, or cut among proc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from annattn.attention.inputs import accumulator, hash_inputs
+from annattn.attention.inputs import accumulator, check_hasher, check_mask, hash_inputs
 from annattn.attention.names import Names
 from annattn.checks import LARGEST_COUNT, require_choice, require_count, require_instance
 from annattn.errors import InputError
@@ -20,7 +21,7 @@ from annattn.kernels import Layout, Order, bucket_sum, check_saved, choose, hash
 from annattn.lsh import IGNORED, Hasher
 from annattn.memory import require_memory, said
 
-__all__ = ["BucketState", "Keep", "Reading"]
+__all__ = ["BucketState", "Keep", "Reading", "batch_rows", "whole_numbers"]
 
 Keep = Literal["sum", "newest"]
 
@@ -88,6 +89,8 @@ class BucketState:
     def __init__(
         self, hasher: Hasher, *, value_dim: int, batch: int = 1, heads: int = 1, keep: Keep = "sum", history: int = 0
     ) -> None:
+        if not isinstance(hasher, Hasher):
+            check_hasher(hasher, torch.empty(0))
         require_choice("keep", keep, ("sum", "newest"))
         self.hasher: Hasher = hasher
         self.keep: Keep = keep
@@ -200,14 +203,15 @@ class BucketState:
             n = key.shape[2]
             fits = fits and key.shape == (batch, heads, n, dim) and value.shape == (batch, heads, n, self.value_dim)
             fits = fits and (query is None or query.shape[2] == n)
-            fits = fits and (key_mask is None or key_mask.shape == (batch, n))
         if not fits:
-            named = {"query": query, "key": key, "value": value, "key_mask": key_mask}
+            named = {"query": query, "key": key, "value": value}
             raise InputError(
                 "rows of a state",
                 given=", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items() if x is not None),
                 expected=f"batch {batch}, {heads} key heads, keys {dim} and values {self.value_dim} wide",
             )
+        if key is not None:
+            check_mask(key, key_mask)
 
     def _codes(self, rows: Tensor, *, create: bool = False, kept: Tensor | None = None) -> Tensor:
         """Codes that mean the same in every call."""
@@ -220,7 +224,10 @@ class BucketState:
 
     def crop(self, tokens: Sequence[int]) -> None:
         """Undo this many of the last tokens of each batch row, at most `recent`, as if they had never come."""
-        for row, (asked, there) in enumerate(zip(tokens, self.recent, strict=True)):
+        each = whole_numbers("tokens", tokens, f"an integer for each of {self.batch} batch rows")
+        if len(each) != self.batch:
+            raise InputError("tokens", given=f"{len(each)} numbers", expected=f"one for each of {self.batch} rows")
+        for row, (asked, there) in enumerate(zip(each, self.recent, strict=True)):
             if not 0 <= asked <= there:
                 raise InputError(
                     f"tokens to undo of batch row {row}",
@@ -229,7 +236,7 @@ class BucketState:
                     hint=f"of each row the last {self.history} can be undone (history={self.history}); or keep a "
                     "snapshot()",
                 )
-        self._tables.crop(list(tokens))
+        self._tables.crop(each)
 
     @_in_memory
     def twin(self, rows: Sequence[int] | None = None) -> "BucketState":
@@ -243,7 +250,8 @@ class BucketState:
         >>> state.lengths, twin.lengths
         ([10], [0])
         """
-        chosen = list(range(self.batch)) if rows is None else list(rows)
+        chosen = list(range(self.batch)) if rows is None else batch_rows(rows, self.batch)
+        require_count("number of rows", len(chosen))
         twin = BucketState.__new__(BucketState)
         vars(twin).update(vars(self))
         twin.batch = len(chosen)
@@ -269,6 +277,7 @@ class BucketState:
         >>> a.merge(b).lengths
         [10]
         """
+        require_instance("state", later, BucketState, "a BucketState")
         if not self.alike(later) or (self.batch, self.history) != (later.batch, later.history):
             raise InputError(
                 "state",
@@ -284,10 +293,16 @@ class BucketState:
 
     @_in_memory
     def select(self, rows: Sequence[int | None]) -> None:
-        """Make batch row b what row rows[b] was, or empty."""
-        self._tables.select(rows)
+        """Make batch row b what row rows[b] was, or empty where that is None."""
+        numbers = [0 if row is None else row for row in rows] if isinstance(rows, Sequence) else rows
+        chosen: list[int | None] = [*batch_rows(numbers, self.batch)]
+        if isinstance(rows, Sequence):
+            chosen = [None if row is None else number for row, number in zip(rows, chosen, strict=True)]
+        if len(chosen) != self.batch:
+            raise InputError("rows", given=f"{len(chosen)} rows", expected=f"one for each of {self.batch}")
+        self._tables.select(chosen)
         if self._names is not None:
-            self._names.select(rows)
+            self._names.select(chosen)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything stored, as tensors; the hasher is not part of it."""
@@ -318,3 +333,32 @@ class BucketState:
                 raise InputError(
                     f"state[{name!r}]", given="codes without a name", expected="numbers of state['names'] of their row"
                 )
+
+
+def whole_numbers(name: str, given: Any, expected: str) -> list[int]:
+    """A list of integers as Python's: of NumPy's, or of bools, torch would make a mask.
+
+    >>> whole_numbers("rows", torch.tensor([1, 0]), "a list of integers")
+    [1, 0]
+    """
+    found = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
+    if not isinstance(found, Sequence) or isinstance(found, str):
+        raise InputError(name, given=given, expected=expected)
+    try:
+        return [require_count(name, each, least=-(2**63)) for each in found]
+    except InputError:
+        raise InputError(name, given=given, expected=expected) from None
+
+
+def batch_rows(rows: Any, batch: int) -> list[int]:
+    """Batch rows as Python integers; InputError unless each of them is there.
+
+    >>> batch_rows([2], batch=2)
+    Traceback (most recent call last):
+    annattn.errors.InputError: rows: got [2], expected a list of batch rows from 0 to 1
+    """
+    expected = f"a list of batch rows from 0 to {batch - 1}"
+    found = whole_numbers("rows", rows, expected)
+    if not all(0 <= row < batch for row in found):
+        raise InputError("rows", given=rows, expected=expected)
+    return found

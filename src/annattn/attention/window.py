@@ -21,7 +21,7 @@ from annattn.attention.packed import Documents, packed
 from annattn.attention.pairs import expected_pairs, sampled_pairs
 from annattn.attention.partial_softmax import Partial
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Packing, Queries, Values
-from annattn.checks import require_choice, require_count, require_number
+from annattn.checks import require_choice, require_count, require_factor, require_number
 from annattn.errors import InputError
 from annattn.lsh import Hasher, Hyperplane
 
@@ -116,7 +116,7 @@ def check_window(window: int, combine: str, scale: float | None, shift: int, *, 
     window, shift = require_count("window", window, least=0), require_count("shift", shift, least=0)
     require_choice("combine", combine, COMBINE)
     if scale is not None:
-        require_number("scale", scale, "a finite number")
+        require_factor("scale", scale)
     if shift and not is_causal:
         raise InputError(
             "shift", given=shift, expected="0 without is_causal", hint="what follows a token is its future"

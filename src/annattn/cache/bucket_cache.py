@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from annattn.attention.inputs import check_hasher, check_inputs
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
-from annattn.attention.state import BucketState
-from annattn.checks import require_choice, require_count, require_instance
+from annattn.attention.state import BucketState, batch_rows, whole_numbers
+from annattn.checks import require_choice, require_instance
 from annattn.errors import InputError
 from annattn.lsh import Hasher
 
@@ -53,8 +52,6 @@ class BucketCache:
         mechanism: Literal["anna", "latest_match"] = "anna", history: int = 32,
     ) -> None:  # fmt: skip
         require_choice("mechanism", mechanism, ("anna", "latest_match"))
-        if not isinstance(hasher, Hasher):
-            check_hasher(hasher, torch.empty(0))
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise InputError("dtype", given=repr(dtype), expected="a floating-point dtype such as torch.float32")
         self.hasher, self.mechanism, self.dtype = hasher, mechanism, dtype
@@ -135,12 +132,10 @@ class BucketCache:
         >>> cache.lengths
         [7, 9]
         """
-        each = _whole_numbers("tokens", tokens, f"an integer, or one for each of {self.batch} batch rows")
-        if isinstance(each, int):
-            each = [each] * self.batch
-        if len(each) != self.batch:
-            raise InputError("tokens", given=f"{len(each)} numbers", expected=f"one for each of {self.batch} rows")
-        self.state.crop(each)
+        alone = not isinstance(tokens, Sequence) and getattr(tokens, "ndim", 0) == 0
+        expected = f"an integer, or one for each of {self.batch} batch rows"
+        each = whole_numbers("tokens", [tokens] if alone else tokens, expected)
+        self.state.crop(each * self.batch if alone else each)
 
     def snapshot(self) -> Snapshot:
         """What the cache holds now, to come back to with `restore` as often as wanted: a prompt that many begin with.
@@ -185,7 +180,7 @@ class BucketCache:
         >>> cache.lengths
         [10, 0]
         """
-        chosen = range(self.batch) if rows is None else self._picked(rows)
+        chosen = list(range(self.batch)) if rows is None else batch_rows(rows, self.batch)
         self.state.select([None if row in chosen else row for row in range(self.batch)])
 
     def reorder(self, rows: Int[Tensor, " batch"] | Sequence[int]) -> None:
@@ -198,7 +193,7 @@ class BucketCache:
         >>> cache.lengths
         [0, 1]
         """
-        chosen = self._picked(rows)
+        chosen = batch_rows(rows, self.batch)
         if len(chosen) != self.batch:
             raise InputError("rows", given=f"{len(chosen)} indices", expected=f"one for each of {self.batch} rows")
         self.state.select(chosen)
@@ -230,13 +225,6 @@ class BucketCache:
         self.state.load_state_dict(state)
         self._given = None
 
-    def _picked(self, rows: Tensor | Sequence[int]) -> list[int]:
-        expected = f"a list of batch rows from 0 to {self.batch - 1}"
-        picked = _whole_numbers("rows", rows, expected)
-        if isinstance(picked, int) or not all(0 <= row < self.batch for row in picked):
-            raise InputError("rows", given=rows, expected=expected)
-        return picked
-
     def _check_query(self, query: Tensor) -> None:
         require_instance("query", query, Tensor, "a torch.Tensor", hint="torch.as_tensor(...)")
         if query.is_nested or query.layout is not torch.strided or query.device.type == "meta":
@@ -260,14 +248,3 @@ class BucketCache:
                 expected=f"({self.batch}, {self.heads}, n, {self.hasher.dim}) and (..., {self.value_dim})",
                 hint="a cache is made for one batch size, number of key heads and value width",
             )
-
-
-def _whole_numbers(name: str, given: Any, expected: str) -> int | list[int]:
-    """An integer or a list of them, as Python's."""
-    found = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
-    try:
-        if isinstance(found, Sequence) and not isinstance(found, str):
-            return [require_count(name, each, least=-(2**63)) for each in found]
-        return require_count(name, found, least=-(2**63))
-    except InputError:
-        raise InputError(name, given=given, expected=expected) from None

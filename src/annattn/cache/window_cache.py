@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import pad
 
 from annattn.attention.band import band_softmax
 from annattn.attention.inputs import check_inputs
 from annattn.attention.shapes import KeyMask, Keys, Outputs, Queries, Values
-from annattn.attention.state import BucketState
+from annattn.attention.state import BucketState, batch_rows
 from annattn.attention.window import Combine, check_gate, check_near, check_window, combined
 from annattn.checks import require_count
 from annattn.errors import InputError
@@ -140,7 +141,7 @@ class WindowCache:
         self.tokens -= tokens
         self._undoable -= tokens
 
-    def select(self, rows: Sequence[int]) -> None:
+    def select(self, rows: Int[Tensor, " some"] | Sequence[int]) -> None:
         """Batch row b becomes a copy of what row rows[b] was; there may be more or fewer rows than before.
 
         >>> import annattn as aa
@@ -149,10 +150,9 @@ class WindowCache:
         >>> cache.batch
         2
         """
-        for row in rows:
-            require_count("row", row, least=0, most=self.batch - 1)
-        self.state = self.state.twin(rows)
-        self._kept = {name: x[list(rows)] for name, x in self._kept.items()}
+        chosen = batch_rows(rows, self.batch)
+        self.state = self.state.twin(chosen)
+        self._kept = {name: x[chosen] for name, x in self._kept.items()}
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None) -> None:
         check_inputs(query, key, value, key_mask, hasher=self.state.hasher)

@@ -50,13 +50,14 @@ def _run(arguments: list[str]) -> None:
         raise
     except KeyboardInterrupt:
         code = _print_error(INTERRUPTED, "interrupted")
-    except OSError as error:
-        code = _print_error(BAD_INPUT if isinstance(error, _WRONG_FILE) else FAILED, _describe(error))
     except Exception as error:
-        if not ran_out(error):
+        if ran_out(error):
+            said = str(error).rpartition("DefaultCPUAllocator: ")[2]
+            code = _print_error(FAILED, f"not enough memory here{': ' if said else ''}{said}")
+        elif isinstance(error, OSError):
+            code = _print_error(BAD_INPUT if isinstance(error, _WRONG_FILE) else FAILED, _describe(error))
+        else:
             raise
-        said = str(error).rpartition("DefaultCPUAllocator: ")[2]
-        code = _print_error(FAILED, f"not enough memory here{': ' if said else ''}{said}")
     try:
         sys.stdout.flush()
     except BrokenPipeError:

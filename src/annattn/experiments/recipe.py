@@ -85,6 +85,7 @@ class Recipe:
         if self.task not in TASKS:
             raise InputError("task", given=repr(self.task), expected=f"one of {', '.join(TASKS)}")
         check_vocabularies(self.model, self.make_task())
+        require_flag("decay", self.decay)
         keep_counts(self, "batch", "warmup", most=LARGEST_COUNT, hint="pass 1 or more")
         if self.dataset is not None:
             keep_counts(self, "dataset", most=LARGEST_COUNT, hint="pass 1 or more")

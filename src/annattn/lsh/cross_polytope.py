@@ -134,7 +134,7 @@ def _interpolated(angle: Tensor, grid: Tensor, values: Tensor) -> Tensor:
     """Piecewise linear between equally spaced angles; beyond the first and the last, their values."""
     step = (grid[1] - grid[0]).item()
     place = ((angle - grid[0].item()) / step).clamp(0, len(grid) - 1)
-    left = place.long().clamp(max=len(grid) - 2)
+    left = place.nan_to_num().long().clamp(max=len(grid) - 2)  # where it is NaN, so is the result
     values = values.to(device=angle.device, dtype=angle.dtype)
     low = values[left]
     return low + (place - left) * (values[left + 1] - low)

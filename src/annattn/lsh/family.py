@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from annattn.lsh.hasher import Hasher, half_keys_for
 
 __all__ = ["HashFamily", "Sensitivity", "unit_angle"]
 
+_FORWARD = _functorch.TransformType.Jvp
+_NEAR = 0.9999  # a cosine beyond it has the slope of this one
 _MOST = 2**28  # coordinates of all functions in one drawing: 2 GiB, and some seconds
 
 
@@ -85,10 +88,24 @@ class HashFamily(ABC):
         >>> aa.lsh.Hyperplane(8).log_probability(torch.tensor([1.0, 0.0])).exp()
         tensor([1.0000, 0.5000])
         """
-        value, slope = self._log_values(cosine.detach()), self.log_slope(cosine.detach().clamp(-0.9999, 0.9999))
-        if value is None or slope is None:
+        nothing = torch.zeros(0, device="cpu")
+        if self._log_values(nothing) is None or self.log_slope(nothing) is None:
             return None
-        return value + slope * (cosine - cosine.detach())
+        if torch.compiler.is_compiling():  # which cannot follow the other, and refuses second derivatives itself
+            known = cosine.detach()
+            value, slope = self._log_values(known), self.log_slope(known.clamp(-_NEAR, _NEAR))
+            assert value is not None
+            assert slope is not None
+            return value + slope * (cosine - known)
+        forward = [one for one in _functorch.get_interpreter_stack() or () if one.key() == _FORWARD]
+        if len(forward) > 1:
+            raise InputError(
+                "collision probabilities",
+                given="a call inside forward-mode differentiation of forward-mode differentiation",
+                expected="one of them",
+                hint="torch.func.hessian takes one of each kind",
+            )
+        return _LogProbability.apply(cosine, self)  # pyright: ignore[reportReturnType]
 
     def _log_values(self, cosine: Tensor) -> Tensor | None:
         """The numbers of `log_probability`, without a derivative."""
@@ -190,6 +207,39 @@ class HashFamily(ABC):
         drawn = self.draw(random, heads * functions)
         parameters = tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in drawn)
         return Hasher(self, tables, hashes, seed, parameters, heads, shared)
+
+
+class _LogProbability(torch.autograd.Function):
+    """Numbers of `_log_values` with the derivative `log_slope`, which has its own."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(cosine: Tensor, family: HashFamily) -> Tensor:
+        return family._log_values(cosine)  # pyright: ignore[reportReturnType]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, HashFamily], output: Tensor) -> None:
+        cosine, ctx.family = inputs
+        ctx.save_for_backward(cosine)
+        ctx.save_for_forward(cosine)
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, grad: Tensor
+    ) -> tuple[Tensor, None]:
+        return grad * _slope(ctx), None
+
+    @staticmethod
+    def jvp(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, tangent: Tensor, _: None
+    ) -> Tensor:
+        return tangent * _slope(ctx)
+
+
+def _slope(ctx: Any) -> Tensor:
+    (cosine,) = ctx.saved_tensors
+    return ctx.family.log_slope(cosine.clamp(-_NEAR, _NEAR))
 
 
 def unit_angle(distance: float) -> float:

@@ -228,6 +228,10 @@ class Hasher:
     def _evaluate(self, rows: Tensor) -> Tensor:
         """The family's hash values of these rows, checked: codes made of them index tables."""
         digits, hashable = self.family.evaluate(self.parameters, rows), self.family.hashable(rows)
+        for name, found in (("evaluate", digits), ("hashable", hashable)):
+            if not isinstance(found, Tensor) or found.device != rows.device:
+                given = getattr(found, "device", type(found).__name__)
+                raise InputError(f"{name} of {self.family}", given=given, expected=f"a tensor on {rows.device}")
         expected = (len(rows), self.functions * self.family.digits_per_hash)
         if digits.shape != expected or digits.dtype != torch.int64 or hashable.shape != expected[:1]:
             raise InputError(

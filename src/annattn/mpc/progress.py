@@ -2,6 +2,7 @@
 
 import sys
 
+from annattn.checks import require_flag
 from annattn.mpc.model import Progress
 from annattn.mpc.trace import RoundLoad
 
@@ -12,7 +13,7 @@ def reporter(progress: bool | Progress) -> Progress:
     """What an engine calls after every round: the caller's function, one that writes a line, or one that is silent."""
     if callable(progress):
         return progress
-    return _write if progress else _nothing
+    return _write if require_flag("progress", progress) else _nothing
 
 
 def _nothing(load: RoundLoad, rounds: int) -> None:

@@ -105,7 +105,7 @@ class AnnaAttention(nn.Module):
         self.head_dim = self.dim // self.heads
         self.tables, self.hashes = require_count("tables", tables), require_count("hashes", hashes)
         self.is_causal, self.per_head = require_flag("is_causal", is_causal), require_flag("per_head", per_head)
-        self.shared = require_flag("shared", shared)
+        self.shared, bias = require_flag("shared", shared), require_flag("bias", bias)
         self.window, self.shift = check_window(window, combine, None, shift, is_causal=is_causal)
         self.combine: Combine = combine
         require_choice("rotary", rotary, ("none", "near", "all"))

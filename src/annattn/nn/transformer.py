@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from annattn.attention import AttentionConfig, SoftmaxConfig
 from annattn.attention.position_coded import LARGEST_POWER, position_coded
-from annattn.checks import keep_counts, require_choice, require_count, require_flag
+from annattn.checks import keep_counts, require_choice, require_count, require_flag, require_number
 from annattn.errors import InputError
 from annattn.nn.decoding import LayerCache, generate, layer_cache
 from annattn.seeds import check_seed
@@ -78,7 +78,8 @@ class TransformerConfig:
                 raise InputError(name, given=repr(getattr(self, name)), expected="a tuple, one entry per layer")
         object.__setattr__(self, "attention", _mechanisms(self.attention))
         object.__setattr__(self, "rotary", tuple(map(bool, self.rotary)) or (False,) * len(self.attention))
-        object.__setattr__(self, "recency", tuple(map(float, self.recency)) or (0.0,) * len(self.attention))
+        recency = tuple(require_number("recency", one, "a finite number per layer") for one in self.recency)
+        object.__setattr__(self, "recency", recency or (0.0,) * len(self.attention))
         if not self.attention:
             raise InputError("attention", given="no layer", expected="one mechanism per layer")
         for name in ("rotary", "recency"):

@@ -65,13 +65,14 @@ class KHop(Task):
     favour_many: bool = False
 
     def __post_init__(self) -> None:
+        require_flag("repeats", self.repeats)
+        require_flag("favour_many", self.favour_many)
         self._whole("n", 2, "pass n=100: one hop count and 99 letters")
         self._whole("letters", 1 if self.repeats else 2, "pass letters=4")
         self._whole("hops", 0, "pass hops=1 for induction heads")
         for name in ("asked_from", "asked_to"):
             if getattr(self, name) is not None:
                 self._whole(name, 0, f"pass {name}={self.hops} to ask for {self.hops} hops")
-        require_flag("favour_many", self.favour_many)
         if not self.asked_from <= self._most_asked <= self.hops:
             given = f"{self.asked_from} to {self._most_asked}"
             raise InputError("hops asked for in training", given=given, expected=f"a range within 0 to {self.hops}")

@@ -8,7 +8,7 @@ from typing import final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from annattn.checks import LARGEST_COUNT, require_count
+from annattn.checks import LARGEST_COUNT, require_count, require_flag
 from annattn.tasks.base import Batch, Task
 from annattn.tasks.distinct import draw_distinct
 from annattn.tasks.splits import HELD_OUT_SHARE, fingerprint, generator, rejection_sample
@@ -54,6 +54,7 @@ class Match2(Task):
     with_zero: bool = False
 
     def __post_init__(self) -> None:
+        require_flag("with_zero", self.with_zero)
         self._whole("n", 1, "pass n=32")
         # Without the token M there is no token at all for M = 1.
         self._whole("modulus", 1 if self.with_zero else 2, "pass modulus=37")

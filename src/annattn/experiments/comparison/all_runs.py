@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from annattn.checks import require_count
+from annattn.errors import RankError
 from annattn.experiments.comparison.running import Run, next_runs, read_runs, run_one
 from annattn.experiments.comparison.settings import Profile
 from annattn.experiments.training import Progress
@@ -94,7 +95,7 @@ def _helped(turns: _Turns, helpers: int) -> Iterator[None]:
             if failure is not None:
                 raise failure
     except EOFError:
-        raise RuntimeError("a process of the comparison died; the same command goes on with its run") from None
+        raise RankError("a process of the comparison died; the same command goes on with its run") from None
     finally:
         for helper, _ in started:
             if helper.is_alive():

@@ -156,6 +156,7 @@ def _distill(
     _claim(folder, task.written() | {"teacher": _fingerprint(teacher), "text": paragraphs.sha256})
     start, spent = _restore(folder, task.steps, student, optimizer)
     began = time.process_time() - spent
+    reader = copy.deepcopy(tokenizer)  # which keeps the length it cut to last, and is written with it
     if start and report is not None:
         report(Step(start, math.nan, spent))
 
@@ -163,7 +164,7 @@ def _distill(
         for step in steps:
             for group in optimizer.param_groups:
                 group["lr"] = task.rate_at(step)
-            loss = error(_tokens(tokenizer, paragraphs.batch(step, task.batch, task.seed), task.length))
+            loss = error(_tokens(reader, paragraphs.batch(step, task.batch, task.seed), task.length))
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
