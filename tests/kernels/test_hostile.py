@@ -193,7 +193,7 @@ def _tiny_kernel(path):
 
 
 @pytest.mark.slow
-def test_damaged_files_of_compiled_kernels_are_replaced_and_a_full_disk_is_no_obstacle(tmp_path, monkeypatch):
+def test_damaged_files_of_compiled_kernels_are_replaced_and_a_full_disk_is_no_obstacle(tmp_path, monkeypatch, capsys):
     source = tmp_path / "tiny.py"
     source.write_text(
         "from annattn.kernels.numba.compiled import kernel\n\n\n@kernel\ndef double(x):\n    return 2 * x\n"
@@ -228,9 +228,17 @@ def test_damaged_files_of_compiled_kernels_are_replaced_and_a_full_disk_is_no_ob
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", full)
-    monkeypatch.setattr(compiled, "_saved", threading.Event())
-    assert _tiny_kernel(source)(2.5) == 5.0
-    assert not compiled._saved.is_set()  # so nobody is told that it was kept
+    for name in ("_said", "_saved", "_unsaved", "_said_saved"):
+        monkeypatch.setattr(compiled, name, threading.Event())
+    compiled._said.set()
+    compiled._saved.set()  # there was room for another one
+    with compiled.say_if_slow():
+        assert _tiny_kernel(source)(2.5) == 5.0
+    assert capsys.readouterr().err == ""  # nobody is told that they were kept
+    compiled._unsaved.clear()
+    with compiled.say_if_slow():
+        pass
+    assert "kept on disk" in capsys.readouterr().err
 
 
 def test_flushed_denormals_change_no_code_for_any_number_of_threads():

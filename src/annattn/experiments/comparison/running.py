@@ -1,5 +1,6 @@
 """The runs of a comparison: one JSON file each, in an order in which every contender gets its first run early."""
 
+import contextlib
 import json
 import math
 import shutil
@@ -134,8 +135,9 @@ def run_one(
     """
     task = profile.tasks[run.task]
     place = folder / "state" / run.name
+    lock = place.with_name(f"{place.name}.run")
     try:
-        with held(place.with_name(f"{place.name}.run")):
+        with held(lock):
             if _result(folder, run).exists():
                 return None
             started, started_cpu = time.perf_counter(), time.process_time()
@@ -156,6 +158,8 @@ def run_one(
             raise
         return None
     shutil.rmtree(place, ignore_errors=True)
+    with contextlib.suppress(OSError):  # another process looks whether this run is held
+        lock.rmdir()
     return data
 
 

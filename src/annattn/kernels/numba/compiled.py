@@ -60,6 +60,7 @@ class _Kept(FunctionCache):
         try:
             super().save_overload(sig, data)
         except (OSError, MemoryError):
+            _unsaved.set()
             return
         except Exception:  # a damaged index, which is read before it is written again
             self._delete()
@@ -104,7 +105,7 @@ def _literally(name: str) -> str:
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
-_said, _saved, _said_saved = threading.Event(), threading.Event(), threading.Event()
+_said, _saved, _unsaved, _said_saved = (threading.Event() for _ in range(4))
 
 
 def _say() -> None:
@@ -125,6 +126,6 @@ def say_if_slow() -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        if _said.is_set() and _saved.is_set() and not _said_saved.is_set():
+        if _said.is_set() and _saved.is_set() and not _unsaved.is_set() and not _said_saved.is_set():
             _said_saved.set()
             sys.stderr.write(_KEPT)
