@@ -121,6 +121,9 @@ def test_bench_says_from_which_length_anna_is_faster(command):
     code, output, _ = command("bench", "--longest", "128", "--tables", "2", "--dim", "8")
     assert code == 0
     assert "faster than softmax attention" in output
+    assert "true match" in output
+    assert "1 head of width 8, 2 tables of 8 hashes" in output
+    assert "3 × 2 heads" in command("bench", "--longest", "64", "--heads", "2", "--batch", "3", "--dim", "8")[1]
     found = json.loads(command("bench", "--longest", "128", "--heads", "2", "--dim", "8", "--json")[1])
     assert [row["tokens"] for row in found["rows"]] == [64, 128]
     assert found["settings"]["heads"] == 2

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from annattn.measure import LABELS
+from annattn.measure import LABELS, MATCH, Accuracy
 from annattn.report.page import percent, times
 
 __all__ = ["TABLES", "speed_table"]
@@ -30,19 +30,29 @@ def _milliseconds(value: float) -> str:
 
 
 def speed_table(part: dict[str, Any]) -> Table:
-    """The time of one call at every length."""
+    """The time of one call at every length, beside what the setting is worth there."""
     used = part["settings"]
+    batch = f"{used['batch']} × " if used["batch"] > 1 else ""
     table = _table(
-        f"Milliseconds per call: {used['heads']} head{'s' * (used['heads'] > 1)} of width {used['dim']}, "
-        f"{used['tables']} tables of {used['hashes']} hashes"
+        f"Milliseconds per call: {batch}{used['heads']} head{'s' * (used['heads'] * used['batch'] > 1)} "
+        f"of width {used['dim']}, "
+        f"{used['tables']} table{'s' * (used['tables'] > 1)} of {used['hashes']} hash{'es' * (used['hashes'] > 1)}"
     )
     table.add_column("tokens", justify="right", no_wrap=True)
     for name in LABELS:
         table.add_column("copying" if name == "floor" else LABELS[name], justify="right")
     table.add_column("softmax / ANNA", justify="right", style="bold")
+    table.add_column("true match", justify="right")
+    setting = {name: used[name] for name in ("dim", "tables", "hashes")}
     for row in part["rows"]:
         cells = (_milliseconds(row["seconds"][name]) for name in LABELS)
-        table.add_row(f"{row['tokens']:,}", *cells, times(row["ratio"]["softmax / ANNA"]))
+        worth = percent(Accuracy.of(row["tokens"], **setting).share)
+        table.add_row(f"{row['tokens']:,}", *cells, times(row["ratio"]["softmax / ANNA"]), worth)
+    table.caption = (
+        "true match: the weight that a key equal to the query gets among random keys;\n"
+        f"at cosine {MATCH} a key is missed with probability {Accuracy.of(1, **setting).missed:.1g}"
+    )
+    table.caption_justify = "left"
     return table
 
 
