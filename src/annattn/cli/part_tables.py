@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from annattn.measure import LABELS, MATCH, Accuracy
-from annattn.report.page import percent, times
+from annattn.report.page import percent, seconds, times
 
 __all__ = ["TABLES", "speed_table"]
 
@@ -108,20 +108,20 @@ def _models_table(part: dict[str, Any]) -> Table:
 
 def _recall_table(part: dict[str, Any]) -> Table:
     title = f"Associative recall, trained at {part['trained_at']} tokens"
-    table = _table(title, "tokens", "pairs", "questions", "right", "seconds")
+    table = _table(title, "tokens", "pairs", "questions", "right", "time")
     for row in part["rows"]:
         cells = (f"{row['tokens']:,}", f"{row['pairs']:,}", f"{row['queries']:,}", f"{100 * row['right']:.2f} %")
-        table.add_row(*cells, f"{row['seconds']:.1f}")
+        table.add_row(*cells, seconds(row["seconds"]))
     return table
 
 
 def _needles_table(part: dict[str, Any]) -> Table:
     title = f"Facts that come back from real text, trained at {part['trained_at']} bytes"
-    table = _table(title, "bytes", "facts", "right", "from the worst tenth", "seconds")
+    table = _table(title, "bytes", "facts", "right", "from the worst tenth", "time")
     for row in part["rows"]:
         worst = min(share for share in row["by_depth"] if share is not None)
         cells = (f"{row['tokens']:,}", f"{row['facts']:,}", f"{100 * row['right']:.2f} %", f"{100 * worst:.2f} %")
-        table.add_row(*cells, f"{row['seconds']:.1f}")
+        table.add_row(*cells, seconds(row["seconds"]))
     return table
 
 
