@@ -222,6 +222,14 @@ def test_formulas_are_drawn_and_none_is_left_as_it_was_written(site):
 
 
 @pytest.mark.slow
+def test_the_name_of_an_option_and_a_percentage_stay_on_one_line(site):
+    page = (site / "real_text.html").read_text()
+    assert '<span class="whole">--facts</span> 4096' in page
+    assert "99.95&nbsp;%" in page
+    assert "97.2 ±&nbsp;0.5" in page
+
+
+@pytest.mark.slow
 def test_every_figure_has_a_dark_variant_and_the_site_shows_both(site):
     figures = {path.stem for path in (ROOT / "docs" / "figures").glob("*.svg")}
     assert {f"{name}_dark" for name in figures if not name.endswith("_dark")} == {

@@ -1,0 +1,27 @@
+"""For the site: a line never ends inside the name of an option, or between a number and what belongs to it."""
+
+import re
+from typing import Any
+
+__all__ = ["on_page_content"]
+
+_BLOCK = re.compile(r"(<pre.*?</pre>|<math.*?</math>)", re.DOTALL)
+_CODE = re.compile(r"(?<=<code>)[^<]*-[^<]*(?=</code>)")
+_WORD = re.compile(r"\S*-\S*")
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Called by MkDocs with every page."""
+    parts = _BLOCK.split(html)
+    parts[::2] = [_keep_together(part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _keep_together(html: str) -> str:
+    """Text outside of blocks, with words of code whole and `± 0.1` and `5 %` on one line.
+
+    >>> _keep_together("<code>run --facts 5</code> 0.5 ± 0.1, 5 %")
+    '<code>run <span class="whole">--facts</span> 5</code> 0.5 ±&nbsp;0.1, 5&nbsp;%'
+    """
+    html = _CODE.sub(lambda code: _WORD.sub(r'<span class="whole">\g<0></span>', code[0]), html)
+    return re.sub(r"(?<=\d) %", "&nbsp;%", html.replace("± ", "±&nbsp;"))
