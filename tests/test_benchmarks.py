@@ -1,6 +1,7 @@
 """The benchmark's short version: every contender runs, after its answer was found right, and results are written."""
 
 import json
+from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
@@ -139,3 +140,14 @@ def test_calls_around_the_grid_are_checked_and_timed(monkeypatch, capsys):
     monkeypatch.setattr(around.aa, "anna_attention", lambda *args, **options: right(*args, **options) + 0.1)
     with pytest.raises(AssertionError, match="not close"):
         around.main()
+
+
+@pytest.mark.parametrize(
+    "name", ["around", "cache", "context_parallel", "grid", "hashing", "real_text", "shared_hashes", "window"]
+)
+def test_a_benchmark_has_help_and_measures_nothing_for_it(name, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        import_module(f"benchmarks.{name}").main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: ")
