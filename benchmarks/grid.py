@@ -61,6 +61,12 @@ SHAPES = (
 )
 
 
+def threads() -> str:
+    """How many threads torch uses, in words."""
+    count = torch.get_num_threads()
+    return f"{count} thread{'s' * (count > 1)}"
+
+
 def accuracy_of(shape: Shape) -> Accuracy:
     """What the tables and hashes of a shape are worth at its length."""
     return Accuracy.of(shape.n, dim=shape.dim, tables=shape.tables, hashes=shape.hashes)
@@ -203,7 +209,7 @@ def measure_matches(shape: Shape) -> dict[str, dict[str, float]]:
 
 def print_matches(console: Console, shapes: list[Shape]) -> None:
     """A row per shape: how many times ANNA's time, and in brackets milliseconds."""
-    table = Table(title=f"time / ANNA's time, {torch.get_num_threads()} threads; ms in brackets")
+    table = Table(title=f"time / ANNA's time, {threads()}; ms in brackets")
     for number, shape in enumerate(track(shapes, "shapes", console=console, transient=True)):
         found = measure_matches(shape)
         for heading in ("batch × heads × tokens × dim, tables × hashes", *found) if number == 0 else ():
@@ -248,7 +254,7 @@ def main() -> None:
     for shape in track(chosen, "shapes", console=console, transient=True):
         accuracy = accuracy_of(shape)
         results.append({"shape": asdict(shape), "columns": measure(shape), "accuracy": asdict(accuracy)})
-    table = Table(title=f"softmax / ANNA, {torch.get_num_threads()} threads on both sides; ms of ANNA in brackets")
+    table = Table(title=f"softmax / ANNA, {threads()} on both sides; ms of ANNA in brackets")
     for heading in (
         "batch × heads × tokens × dim, tables × hashes",
         *COLUMNS,

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from annattn.measure import LABELS, MATCH, Accuracy
-from annattn.report.page import percent, seconds, times
+from annattn.report.page import percent, right_share, seconds, times
 
 __all__ = ["TABLES", "speed_table"]
 
@@ -110,7 +110,7 @@ def _recall_table(part: dict[str, Any]) -> Table:
     title = f"Associative recall, trained at {part['trained_at']} tokens"
     table = _table(title, "tokens", "pairs", "questions", "right", "time")
     for row in part["rows"]:
-        cells = (f"{row['tokens']:,}", f"{row['pairs']:,}", f"{row['queries']:,}", f"{100 * row['right']:.2f} %")
+        cells = (f"{row['tokens']:,}", f"{row['pairs']:,}", f"{row['queries']:,}", right_share(row["right"]))
         table.add_row(*cells, seconds(row["seconds"]))
     return table
 
@@ -120,7 +120,7 @@ def _needles_table(part: dict[str, Any]) -> Table:
     table = _table(title, "bytes", "facts", "right", "from the worst tenth", "time")
     for row in part["rows"]:
         worst = min(share for share in row["by_depth"] if share is not None)
-        cells = (f"{row['tokens']:,}", f"{row['facts']:,}", f"{100 * row['right']:.2f} %", f"{100 * worst:.2f} %")
+        cells = (f"{row['tokens']:,}", f"{row['facts']:,}", right_share(row["right"]), right_share(worst))
         table.add_row(*cells, seconds(row["seconds"]))
     return table
 
