@@ -1,4 +1,7 @@
-"""For the site: a line never ends inside the name of an option, or between a number and what belongs to it."""
+"""For the site: a line never ends inside the name of an option, or between a number and what belongs to it.
+
+In tables it may end after the dot of a long name, so that the table fits the page.
+"""
 
 import re
 from typing import Any
@@ -8,6 +11,8 @@ __all__ = ["on_page_content"]
 _BLOCK = re.compile(r"(<pre.*?</pre>|<math.*?</math>)", re.DOTALL)
 _CODE = re.compile(r"(?<=<code>)[^<]*-[^<]*(?=</code>)")
 _WORD = re.compile(r"\S*-\S*")
+_CELL = re.compile(r"<td.*?</td>", re.DOTALL)
+_LONG_NAME = re.compile(r"(?<=<code>)[\w.]{25,}(?=</code>)")
 
 
 def on_page_content(html: str, **_: Any) -> str:
@@ -22,6 +27,9 @@ def _keep_together(html: str) -> str:
 
     >>> _keep_together("<code>run --facts 5</code> 0.5 ± 0.1, 5 %")
     '<code>run <span class="whole">--facts</span> 5</code> 0.5 ±&nbsp;0.1, 5&nbsp;%'
+    >>> _keep_together("<td><code>annattn.attention.softmax_weights</code></td>")
+    '<td><code>annattn.<wbr>attention.<wbr>softmax_weights</code></td>'
     """
     html = _CODE.sub(lambda code: _WORD.sub(r'<span class="whole">\g<0></span>', code[0]), html)
+    html = _CELL.sub(lambda cell: _LONG_NAME.sub(lambda name: name[0].replace(".", ".<wbr>"), cell[0]), html)
     return re.sub(r"(?<=\d) %", "&nbsp;%", html.replace("± ", "±&nbsp;"))
