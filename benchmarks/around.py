@@ -24,6 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import annattn as aa
 from annattn.measure.answers import collision_counts, sampled_queries
 from annattn.measure.timing import runs_in_turns
+from benchmarks.grid import threads
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="rows whose name contains this")
     options = parser.parse_args()
-    console, table = Console(width=120), Table(title=f"softmax / ANNA, {torch.get_num_threads()} threads; ms of ANNA")
+    console, table = Console(width=120), Table(title=f"softmax / ANNA, {threads()}; ms of ANNA")
     for heading in ("", "forward", "causal", "forward + backward"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, case in track(CASES.items(), "cases", console=console, transient=True):

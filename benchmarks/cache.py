@@ -5,9 +5,9 @@ appending by the clock stand those of both processors: the library's own, and th
 memory that are touched for the first time.
 """
 
+import argparse
 import os
 import statistics
-import sys
 import time
 
 import torch
@@ -56,6 +56,9 @@ def measure(n: int, hasher: aa.lsh.Hasher) -> dict[str, float]:
 
 def main() -> None:
     """Print a row per length."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cache", description=__doc__)
+    parser.add_argument("lengths", type=int, nargs="*", default=LENGTHS, help="tokens; by default up to 262,144")
+    lengths = parser.parse_args().lengths
     hasher = aa.lsh.Hyperplane(DIM).sample(tables=TABLES, hashes=HASHES, seed=0)
     dense = HEADS * TABLES * 2**HASHES * 8 * (DIM + 1)
     measure(64, hasher)  # compiled and warm before anything counts
@@ -63,7 +66,7 @@ def main() -> None:
         "tokens", "cache MB", "/ softmax cache", "/ dense tables", "append s",
         "processor s, own", "system", "step ms", "least step ms",
     )  # fmt: skip
-    for n in map(int, sys.argv[1:]) if sys.argv[1:] else LENGTHS:
+    for n in lengths:
         found = measure(n, hasher)
         softmax = 2 * 4 * HEADS * DIM * n
         table.add_row(

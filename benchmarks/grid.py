@@ -28,12 +28,11 @@ import annattn as aa
 from annattn.drawing import heat, write_figure
 from annattn.files import write_json
 from annattn.lsh import Hyperplane
-from annattn.measure import describe_machine
+from annattn.measure import Accuracy, describe_machine
 from annattn.measure.answers import check_answer, collision_counts, sampled_queries
 from annattn.measure.timing import runs_in_turns, timed
 
 COLUMNS = ("forward", "causal", "forward + backward")
-MATCH = 0.99  # the cosine of a match that should not be missed
 
 
 @dataclass(frozen=True)
@@ -62,29 +61,15 @@ SHAPES = (
 )
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """What a setting is worth when one key equals the query and n − 1 others are random.
+def threads() -> str:
+    """How many threads torch uses, in words."""
+    count = torch.get_num_threads()
+    return f"{count} thread{'s' * (count > 1)}"
 
-    - share: the weight of the true match, ℓ / (ℓ + Σ c_j) with the expected number of chance meetings.
-    - missed: the chance that a key at cosine 0.99 is met in no table.
-    """
 
-    share: float
-    missed: float
-
-    @staticmethod
-    def of(shape: Shape) -> "Accuracy":
-        family = Hyperplane(shape.dim)
-
-        def meets(cosine: float) -> float:
-            return family.collision_probability(math.sqrt(2 - 2 * cosine)) ** shape.hashes
-
-        # Random directions are at right angles up to O(1/√dim); a mean over angles, as p^z is far from linear.
-        angles = torch.linspace(0, math.pi, 10_001, dtype=torch.float64)
-        density = torch.sin(angles) ** (shape.dim - 2)
-        chance = float(((1 - angles / math.pi) ** shape.hashes * density).sum() / density.sum())
-        return Accuracy(1 / (1 + (shape.n - 1) * chance), (1 - meets(MATCH)) ** shape.tables)
+def accuracy_of(shape: Shape) -> Accuracy:
+    """What the tables and hashes of a shape are worth at its length."""
+    return Accuracy.of(shape.n, dim=shape.dim, tables=shape.tables, hashes=shape.hashes)
 
 
 def measured_share(shape: Shape, draws: int = 8) -> float:
@@ -224,7 +209,7 @@ def measure_matches(shape: Shape) -> dict[str, dict[str, float]]:
 
 def print_matches(console: Console, shapes: list[Shape]) -> None:
     """A row per shape: how many times ANNA's time, and in brackets milliseconds."""
-    table = Table(title=f"time / ANNA's time, {torch.get_num_threads()} threads; ms in brackets")
+    table = Table(title=f"time / ANNA's time, {threads()}; ms in brackets")
     for number, shape in enumerate(track(shapes, "shapes", console=console, transient=True)):
         found = measure_matches(shape)
         for heading in ("batch × heads × tokens × dim, tables × hashes", *found) if number == 0 else ():
@@ -267,9 +252,9 @@ def main() -> None:
         return
     results = []
     for shape in track(chosen, "shapes", console=console, transient=True):
-        accuracy = Accuracy.of(shape)
+        accuracy = accuracy_of(shape)
         results.append({"shape": asdict(shape), "columns": measure(shape), "accuracy": asdict(accuracy)})
-    table = Table(title=f"softmax / ANNA, {torch.get_num_threads()} threads on both sides; ms of ANNA in brackets")
+    table = Table(title=f"softmax / ANNA, {threads()} on both sides; ms of ANNA in brackets")
     for heading in (
         "batch × heads × tokens × dim, tables × hashes",
         *COLUMNS,

@@ -4,6 +4,7 @@ A pair of rows at some cosine meets in c of ℓ tables. With u half-keys of whic
 binomial; with independent tables c itself is. Exact figures, beside those of 20,000 draws of hyperplanes.
 """
 
+import argparse
 import math
 import statistics
 from dataclasses import dataclass
@@ -76,6 +77,7 @@ def seconds(tables: int, hashes: int) -> dict[bool, float]:
 
 def main() -> None:
     """Print both tables."""
+    argparse.ArgumentParser(prog="python -m benchmarks.shared_hashes", description=__doc__).parse_args()
     console = Console(width=140)
     table = Table(title=f"meetings of a pair: exact (over {DRAWS:,} draws)")
     for heading in (

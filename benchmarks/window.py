@@ -4,6 +4,7 @@ Milliseconds of a call without gradients, and of one forward and backward pass. 
 is compared with softmax under a mask of all pairs before it is timed.
 """
 
+import argparse
 from collections.abc import Callable
 
 import torch
@@ -62,6 +63,7 @@ def measure(batch: int, heads: int, n: int, dim: int, window: int, is_causal: bo
 
 def main() -> None:
     """Print a row per shape and order."""
+    argparse.ArgumentParser(prog="python -m benchmarks.window", description=__doc__).parse_args()
     table = Table(
         "batch x heads x n x dim, window", "order", "window", "ANNA", "softmax", "train: window", "ANNA", "softmax"
     )

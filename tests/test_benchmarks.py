@@ -1,6 +1,7 @@
 """The benchmark's short version: every contender runs, after its answer was found right, and results are written."""
 
 import json
+from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
@@ -12,6 +13,7 @@ from rich.console import Console
 
 import annattn as aa
 from annattn.errors import AnnattnError
+from annattn.measure import MATCH
 from annattn.measure.gpu import GPUS
 
 
@@ -110,18 +112,18 @@ def test_the_grid_checks_latest_and_exact_match_too(monkeypatch):
 
 def test_stated_accuracy_is_what_draws_show():
     shape = grid.Shape(batch=1, heads=1, n=500, dim=32, tables=4, hashes=8)
-    stated = grid.Accuracy.of(shape)
+    stated = grid.accuracy_of(shape)
     # The mean of a quotient lies a little above the quotient of the means.
     assert 1 < grid.measured_share(shape) / stated.share < 1.15
     query, noise = torch.randn(2, 4000, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     query = query / query.norm(dim=-1, keepdim=True)
     noise = noise - (noise * query).sum(-1, keepdim=True) * query
-    near = grid.MATCH * query + (1 - grid.MATCH**2) ** 0.5 * noise / noise.norm(dim=-1, keepdim=True)
+    near = MATCH * query + (1 - MATCH**2) ** 0.5 * noise / noise.norm(dim=-1, keepdim=True)
     missed = []
     for seed in range(20):
         hasher = aa.lsh.Hyperplane(32).sample(tables=1, hashes=8, seed=seed)
         missed.append((hasher(query) != hasher(near)).all(-1).double().mean().item())
-    one_table = grid.Accuracy.of(grid.Shape(1, 1, 500, 32, tables=1, hashes=8)).missed
+    one_table = grid.accuracy_of(grid.Shape(1, 1, 500, 32, tables=1, hashes=8)).missed
     assert sum(missed) / 20 == pytest.approx(one_table, rel=0.05)
 
 
@@ -138,3 +140,14 @@ def test_calls_around_the_grid_are_checked_and_timed(monkeypatch, capsys):
     monkeypatch.setattr(around.aa, "anna_attention", lambda *args, **options: right(*args, **options) + 0.1)
     with pytest.raises(AssertionError, match="not close"):
         around.main()
+
+
+@pytest.mark.parametrize(
+    "name", ["around", "cache", "context_parallel", "grid", "hashing", "real_text", "shared_hashes", "window"]
+)
+def test_a_benchmark_has_help_and_measures_nothing_for_it(name, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        import_module(f"benchmarks.{name}").main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: ")

@@ -178,6 +178,16 @@ def test_a_command_that_does_not_exist_is_found_out(wrong):
 
 
 @by_page
+def test_no_sentence_is_cut_by_a_line_that_begins_with_a_number_and_a_dot(page):
+    # Markdown makes a list of it, and the number disappears.
+    before = 0
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if found := re.match(r" *(\d+)\. ", line):
+            assert int(found[1]) in (1, before + 1), f"line {number} of the file begins a list with {found[1]}"
+            before = int(found[1])
+
+
+@by_page
 def test_names_of_the_library_on_a_page_are_there(page):
     for name in re.findall(r"`(?:aa|annattn)\.([\w.]+)", page.read_text()):
         pkgutil.resolve_name(f"annattn.{name}")
@@ -212,6 +222,13 @@ def test_formulas_are_drawn_and_none_is_left_as_it_was_written(site):
 
 
 @pytest.mark.slow
+def test_the_name_of_an_option_and_a_percentage_stay_on_one_line(site):
+    page = (site / "real_text.html").read_text()
+    assert '<span class="whole">--facts</span> 4096' in page
+    assert "99.95&nbsp;%" in page
+    assert "97.2 ±&nbsp;0.5" in page
+
+
 @pytest.mark.slow
 def test_every_figure_has_a_dark_variant_and_the_site_shows_both(site):
     figures = {path.stem for path in (ROOT / "docs" / "figures").glob("*.svg")}

@@ -1,5 +1,6 @@
 """`annattn demo`, `report` and `bench`: what they print and write, and how they stop."""
 
+import io
 import json
 import signal
 import subprocess
@@ -7,12 +8,15 @@ import sys
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from annattn.cli import main
+from annattn.cli.part_tables import TABLES
 from annattn.measure import measure_speed
 from annattn.report.attention import pictures
 from annattn.report.models import errors
 from annattn.report.needles import needles
+from annattn.report.page import headlines
 from annattn.report.recall import recall
 from annattn.report.results import PARTS
 from annattn.report.theorems import rows
@@ -121,6 +125,9 @@ def test_bench_says_from_which_length_anna_is_faster(command):
     code, output, _ = command("bench", "--longest", "128", "--tables", "2", "--dim", "8")
     assert code == 0
     assert "faster than softmax attention" in output
+    assert "true match" in output
+    assert "1 head of width 8, 2 tables of 8 hashes" in output
+    assert "3 × 2 heads" in command("bench", "--longest", "64", "--heads", "2", "--batch", "3", "--dim", "8")[1]
     found = json.loads(command("bench", "--longest", "128", "--heads", "2", "--dim", "8", "--json")[1])
     assert [row["tokens"] for row in found["rows"]] == [64, 128]
     assert found["settings"]["heads"] == 2
@@ -185,3 +192,12 @@ def test_every_theorem_has_its_share_of_the_bar():
     from annattn.report.theorems import _TIME
 
     assert set(_TIME) == set(THEOREMS)
+
+
+def test_the_table_and_the_headline_cut_a_share_of_right_answers_alike():
+    row = {"tokens": 4096, "pairs": 256, "queries": 3584, "right": 0.99916, "seconds": 0.07}
+    part = {"trained_at": 256, "rows": [row]}
+    drawn = io.StringIO()
+    Console(file=drawn, width=80).print(TABLES["recall"](part))
+    assert "99.91 %" in drawn.getvalue()
+    assert headlines({"recall": part})[0][0] == "99.91 %"

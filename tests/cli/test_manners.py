@@ -1,6 +1,7 @@
 """What every command has in common: help, versions, suggestions, plain output in pipes, exit codes."""
 
 import errno
+import inspect
 import io
 import json
 import os
@@ -36,6 +37,17 @@ def test_help_shows_an_example(place, columns, command, monkeypatch):
     assert f"Example: annattn {' '.join(place)}" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= columns
     assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("place", PLACES, ids=" ".join)
+def test_an_example_is_one_line_of_80_columns_to_copy(place, command, monkeypatch):
+    function = "list_protocols" if place == ("mpc", "list") else place[-1]
+    written = inspect.getdoc(getattr(import_module(f"annattn.cli.{place[0]}"), function)) or ""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = [line.strip() for line in command(*place, "--help")[1].splitlines()]
+    examples = [line.strip() for line in written.splitlines() if re.match(r"\s*(Example: annattn|torchrun) ", line)]
+    assert examples
+    assert all(one in shown for one in examples)
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("mpc", "demo")])

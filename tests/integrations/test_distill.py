@@ -220,6 +220,16 @@ def test_the_command_reports_teacher_before_and_after(teacher, text, tmp_path, c
     assert found["cpu_seconds"] > 0
 
 
+def test_the_command_refuses_a_text_in_one_line_before_it_loads_the_teacher(teacher, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["annattn", "distill", str(tmp_path / "none.txt"), "--teacher", str(teacher)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    output, errors = capfd.readouterr()
+    assert (output, errors.count("\n")) == ("", 1)
+    assert "\r" not in errors
+
+
 def test_bad_input_is_refused_before_anything_is_trained(text, tmp_path):
     with pytest.raises(InputError, match="teacher"):
         load_teacher("no_such_package")

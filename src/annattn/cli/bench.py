@@ -3,7 +3,7 @@
 from annattn.checks import require_count
 from annattn.cli.part_progress import part_progress
 from annattn.cli.part_tables import speed_table
-from annattn.cli.terminal import Integer, JsonFlag, print_json, stderr_console, stdout_console
+from annattn.cli.terminal import Integer, JsonFlag, print_json, print_line, stderr_console, stdout_console
 from annattn.lsh.codes import CODE_BITS
 from annattn.measure import describe_machine, lengths, measure_speed
 from annattn.report import PARTS, Settings
@@ -26,7 +26,8 @@ def bench(
 ) -> None:
     """Time ANNA, torch's softmax attention and plain copying on this machine, and find where ANNA becomes faster.
 
-    Answers are checked before they are timed. The comparison with other libraries and the figures of
+    Answers are checked before they are timed, and beside each speed stands what the tables and hashes are worth at
+    that length. The comparison with other libraries and the figures of
     docs/performance.md come from `make bench` in a clone of the repository.
 
     Example: annattn bench --batch 8 --heads 12 --dim 32 --longest 4096
@@ -61,13 +62,10 @@ def bench(
     if as_json:
         print_json({"machine": machine, **found})
         return
-    console = stdout_console()
-    console.print(speed_table(found))
+    stdout_console().print(speed_table(found))
     for name, causal in (("faster_from", ""), ("causal_faster_from", " causal")):
         first = found[name]
         if first is None:
-            console.print(f"ANNA is not faster than{causal} softmax attention up to {sizes[-1]:,} tokens here")
+            print_line(f"ANNA is not faster than{causal} softmax attention up to {sizes[-1]:,} tokens here")
         else:
-            console.print(
-                f"ANNA is faster than{causal} softmax attention here from {first:,} tokens (lengths doubled from 64)"
-            )
+            print_line(f"ANNA is faster than{causal} softmax attention here from {first:,} tokens")

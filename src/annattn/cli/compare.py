@@ -53,7 +53,7 @@ def compare(
     night, and listops, which trains as long as published, a day or more. Whatever has run is in the table, and the rest
     says that it has not.
 
-    Example: annattn compare induction recall --profile small --folder results/compare
+    Example: annattn compare induction recall --profile small
 
     Args:
         names: any of match2, induction, recall, sum, listops, k_hop and k_hop_16; by default all.

@@ -38,7 +38,7 @@ def demo(
 
     Example: annattn demo --longest 16384 --output report.html
 
-    Example: annattn demo speed recall
+    Example: annattn demo speed recall --output parts.html
 
     Args:
         parts: the parts to measure, by default all: speed, attention, models, recall, needles, theory,
@@ -47,7 +47,7 @@ def demo(
         longest: the largest number of tokens to time, at least 1024; each doubling makes softmax attention take four
             times as long. Recall and facts are read at up to 262144 tokens, or at
             1048576 if that is given here.
-        output: the page to write; the numbers get the same name with the ending .json.
+        output: the page to write, in place of one that is there; the numbers get the same name with the ending .json.
         quick: use small sizes, and at most 8192 tokens for softmax attention; half a minute in all.
         as_json: print the numbers as JSON and nothing else.
     """

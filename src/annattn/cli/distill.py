@@ -64,8 +64,11 @@ def distill(
     attention = AnnaConfig(tables=tables, hashes=hashes, seed=seed)
     task = of.Distillation(attention, steps=steps, batch=batch, length=length, rate=rate, seed=seed)
     console = stderr_console()
+    paragraphs = Paragraphs(_file(text))  # before the teacher, which takes longer to load
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # it is drawn in files too, and there is one here
     original, tokenizer = of.load_teacher(teacher)
-    paragraphs = Paragraphs(_file(text))
     texts, spent = paragraphs.held_out(held_out), 0.0
     try:
         with progress_bar(console, MofNCompleteColumn()) as progress:

@@ -8,8 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from annattn.measure import LABELS
-from annattn.report.page import percent, times
+from annattn.measure import LABELS, MATCH, Accuracy
+from annattn.report.page import percent, right_share, seconds, times
 
 __all__ = ["TABLES", "speed_table"]
 
@@ -30,19 +30,29 @@ def _milliseconds(value: float) -> str:
 
 
 def speed_table(part: dict[str, Any]) -> Table:
-    """The time of one call at every length."""
+    """The time of one call at every length, beside what the setting is worth there."""
     used = part["settings"]
+    batch = f"{used['batch']} × " if used["batch"] > 1 else ""
     table = _table(
-        f"Milliseconds per call: {used['heads']} head{'s' * (used['heads'] > 1)} of width {used['dim']}, "
-        f"{used['tables']} tables of {used['hashes']} hashes"
+        f"Milliseconds per call: {batch}{used['heads']} head{'s' * (used['heads'] * used['batch'] > 1)} "
+        f"of width {used['dim']}, "
+        f"{used['tables']} table{'s' * (used['tables'] > 1)} of {used['hashes']} hash{'es' * (used['hashes'] > 1)}"
     )
     table.add_column("tokens", justify="right", no_wrap=True)
     for name in LABELS:
         table.add_column("copying" if name == "floor" else LABELS[name], justify="right")
     table.add_column("softmax / ANNA", justify="right", style="bold")
+    table.add_column("true match", justify="right")
+    setting = {name: used[name] for name in ("dim", "tables", "hashes")}
     for row in part["rows"]:
         cells = (_milliseconds(row["seconds"][name]) for name in LABELS)
-        table.add_row(f"{row['tokens']:,}", *cells, times(row["ratio"]["softmax / ANNA"]))
+        worth = percent(Accuracy.of(row["tokens"], **setting).share)
+        table.add_row(f"{row['tokens']:,}", *cells, times(row["ratio"]["softmax / ANNA"]), worth)
+    table.caption = (
+        "true match: the weight that a key equal to the query gets among random keys;\n"
+        f"at cosine {MATCH} a key is missed with probability {Accuracy.of(1, **setting).missed:.1g}"
+    )
+    table.caption_justify = "left"
     return table
 
 
@@ -98,20 +108,20 @@ def _models_table(part: dict[str, Any]) -> Table:
 
 def _recall_table(part: dict[str, Any]) -> Table:
     title = f"Associative recall, trained at {part['trained_at']} tokens"
-    table = _table(title, "tokens", "pairs", "questions", "right", "seconds")
+    table = _table(title, "tokens", "pairs", "questions", "right", "time")
     for row in part["rows"]:
-        cells = (f"{row['tokens']:,}", f"{row['pairs']:,}", f"{row['queries']:,}", f"{100 * row['right']:.2f} %")
-        table.add_row(*cells, f"{row['seconds']:.1f}")
+        cells = (f"{row['tokens']:,}", f"{row['pairs']:,}", f"{row['queries']:,}", right_share(row["right"]))
+        table.add_row(*cells, seconds(row["seconds"]))
     return table
 
 
 def _needles_table(part: dict[str, Any]) -> Table:
     title = f"Facts that come back from real text, trained at {part['trained_at']} bytes"
-    table = _table(title, "bytes", "facts", "right", "from the worst tenth", "seconds")
+    table = _table(title, "bytes", "facts", "right", "from the worst tenth", "time")
     for row in part["rows"]:
         worst = min(share for share in row["by_depth"] if share is not None)
-        cells = (f"{row['tokens']:,}", f"{row['facts']:,}", f"{100 * row['right']:.2f} %", f"{100 * worst:.2f} %")
-        table.add_row(*cells, f"{row['seconds']:.1f}")
+        cells = (f"{row['tokens']:,}", f"{row['facts']:,}", right_share(row["right"]), right_share(worst))
+        table.add_row(*cells, seconds(row["seconds"]))
     return table
 
 

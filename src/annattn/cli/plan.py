@@ -77,7 +77,7 @@ def _table(found: Plan) -> Table:
         (
             "failure",
             f"{found.near_failure + found.far_failure:.3g}",
-            f"upper bound on the probability of either; asked: {found.failure:g}",
+            f"upper bound on the probability of either, of at most {found.failure:g}",
         ),
         ("work", f"{found.work:.3g}", f"multiply-adds per head; {compared} than all pairs take"),
         ("memory", _bytes(4 * found.memory), "at most, per head in float32, with all tables at once"),

@@ -28,7 +28,7 @@ def reproduce(
     directly. It leaves out families, k_hop, k_hop_16, ablations and recall, which take up to an hour each, unless they
     are named. The full profile takes days.
 
-    Example: annattn reproduce match2_direct induction_heads --profile quick --folder results
+    Example: annattn reproduce match2_direct induction_heads --folder results
 
     Args:
         names: any of match2_paper, match2_direct, induction_heads, betas, families, k_hop, k_hop_16, ablations

@@ -119,7 +119,7 @@ def _check_output(out: Path, checkpoint: Path) -> None:
 def _counts_by_layer(text: str, layers: int, what: str) -> tuple[int, ...]:
     counts = tuple(_count(part, what) for part in text.split(":"))
     if len(counts) not in (1, layers):
-        expected = f"one number, or {layers} separated by colons, one per layer"
+        expected = "one number" if layers == 1 else f"one number, or {layers} separated by colons, one per layer"
         raise InputError(what, given=repr(text), expected=expected)
     return counts * layers if len(counts) == 1 else counts
 

@@ -35,7 +35,9 @@ def train(
 
     Example: annattn train induction_direct --seed 0 --folder runs/induction
 
-    On several processes: torchrun --nproc-per-node 2 -m annattn train induction_direct
+    On several processes, for example two:
+
+    torchrun --nproc-per-node 2 -m annattn train induction_direct
 
     Args:
         name: a recipe, such as match2_direct, or python_anna on real text; a wrong name lists them all.

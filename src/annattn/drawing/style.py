@@ -16,6 +16,7 @@ _WARM = {"light": "#c2410c", "dark": "#ff9e66"}
 _SHEET = """
 svg {{ font: 12.5px system-ui, sans-serif; background: {paper}; }}
 text {{ fill: {soft}; }} .axis {{ font-weight: 600; }} .cell-text {{ fill: {ink}; }}
+.name {{ paint-order: stroke; stroke: {paper}; stroke-width: 3px; stroke-linejoin: round; }}
 .name.accent {{ fill: {accent}; font-weight: 600; }}
 .grid {{ stroke: {line}; fill: none; }} .leader {{ stroke: {line}; fill: none; }}
 .line {{ fill: none; stroke: {soft}; stroke-width: 1.75; stroke-linejoin: round; }}

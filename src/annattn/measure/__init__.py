@@ -1,5 +1,6 @@
 """Timing, memory and the description of a machine, for the benchmarks, `annattn bench` and `annattn demo`."""
 
+from annattn.measure.accuracy import MATCH, Accuracy
 from annattn.measure.machine import describe_machine
 from annattn.measure.memory import peak_memory
 from annattn.measure.progress import Progress, silent
@@ -8,6 +9,8 @@ from annattn.measure.timing import exponent, median_of_blocks, median_seconds
 
 __all__ = [
     "LABELS",
+    "MATCH",
+    "Accuracy",
     "Progress",
     "describe_machine",
     "exponent",

@@ -13,7 +13,7 @@ from annattn.measure import LABELS
 from annattn.report.benchmarks import scale_chart
 from annattn.report.comparison import error_text, frontier_chart
 
-__all__ = ["headlines", "page", "percent", "power", "seconds", "times"]
+__all__ = ["headlines", "page", "percent", "power", "right_share", "seconds", "times"]
 
 _FOLDER = Path(__file__).parent
 _KINDS = {"softmax": "plain", "causal_softmax": "plain", "anna": "accent", "causal_anna": "accent", "floor": "faint"}
@@ -34,7 +34,13 @@ def page(results: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"percent": percent, "seconds": seconds, "times": times, "power": power, "right": _right}
+    environment.filters |= {
+        "percent": percent,
+        "seconds": seconds,
+        "times": times,
+        "power": power,
+        "right": right_share,
+    }
     environment.filters["error_text"] = error_text
     environment.filters["log2"] = math.log2
     environment.filters["count"] = "{:,}".format
@@ -63,7 +69,7 @@ def headlines(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         part, longest = results["recall"], results["recall"]["rows"][-1]
         found.append(
             (
-                _right(longest["right"]),
+                right_share(longest["right"]),
                 f"right: associative recall over {longest['tokens']:,} tokens, trained at {part['trained_at']}, "
                 f"in {seconds(longest['seconds'])}",
             )
@@ -71,7 +77,7 @@ def headlines(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "needles" in results:
         longest = results["needles"]["rows"][-1]
         what = f"of {longest['facts']:,} facts come back from {longest['tokens']:,} bytes of real text"
-        found.append((_right(longest["right"]), f"{what}, in {seconds(longest['seconds'])}"))
+        found.append((right_share(longest["right"]), f"{what}, in {seconds(longest['seconds'])}"))
     if "speed" in results:
         longest, used = results["speed"]["rows"][-1], results["speed"]["settings"]
         found.append(
@@ -108,10 +114,10 @@ def keys_per_bucket(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     return "1 key" if keys < 1.5 else f"{keys:,.0f} keys"
 
 
-def _right(share: float) -> str:
+def right_share(share: float) -> str:
     """A share of right answers, cut and not rounded, so that it is 100 % only if all are right.
 
-    >>> _right(0.99996), _right(1.0)
+    >>> right_share(0.99996), right_share(1.0)
     ('99.99 %', '100 %')
     """
     return "100 %" if share == 1 else f"{math.floor(1e4 * share) / 100:.2f} %"
