@@ -8,7 +8,8 @@ def cluster():
     """Ray on this machine, or a skip where it is not installed."""
     pytest.importorskip("ray")
     ray = importlib.import_module("ray")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    # A cluster of its own, whatever others on this machine have left or run.
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield ray
     ray.shutdown()
 
