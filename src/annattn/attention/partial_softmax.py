@@ -1,7 +1,6 @@
 """Softmax over parts of the keys, and how parts are joined: what blocks, buckets and samples have in common."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 
@@ -61,43 +60,56 @@ def _finite(x: Tensor) -> Tensor:
     return torch.where(x == -torch.inf, 0, x)
 
 
-_ROWS = 2**24  # numbers gathered at a time
+_AT_A_TIME = 2**24  # numbers gathered, or scores made, at a time
+_WORTH_GATHERING = 16  # from so many times as many keys as a run has; below that, matrix products of all are faster
 
 
 def softmax_of_runs(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    first: Tensor,
-    length: int,
-    seen: Callable[[slice, Tensor], Tensor],
+    query: Tensor, key: Tensor, value: Tensor, low: Tensor, high: Tensor, length: int, without: Tensor | None = None
 ) -> Partial:
-    """Softmax of ⟨q, k⟩/√d in which query i reads the run of `length` consecutive keys from number first_i on.
+    """Softmax of ⟨q, k⟩/√d in which query i reads the run of keys from number low_i up to high_i, which it leaves out.
 
-    The work is length · n. Numbers outside of the keys are never seen.
+    The work is length · n. Numbers outside of the keys are never read.
 
     Args:
         query: (batch, heads, n, dim).
         key: (batch, heads, m, dim), in the order in which they are read.
         value: (batch, heads, m, width), likewise.
-        first: (batch, heads, n), possibly negative.
-        length: keys per run.
-        seen: given a slice of the queries and the numbers of their keys (batch, heads, rows, length), says which count.
+        low: (batch, heads, n), possibly negative.
+        high: (batch, heads, n), at most low + length.
+        length: keys per run, at most.
+        without: (batch, heads, n), the number of a key that the query leaves out.
+
+    >>> ends = torch.tensor([[[2]]])
+    >>> softmax_of_runs(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 4, 1), torch.eye(4)[None, None], ends - 2, ends, 2)
+    Partial(mean=tensor([[[[0.5000, 0.5000, 0.0000, 0.0000]]]]), log_total=tensor([[[0.6931]]]))
     """
     batch, heads, n, dim = query.shape
-    m = key.shape[2]
-    step = max(1, _ROWS // max(1, batch * heads * length * max(dim, value.shape[-1], 1)))
+    m, width = key.shape[2], value.shape[-1]
+    query = query / math.sqrt(max(dim, 1))
+    gathers = m > _WORTH_GATHERING * length
+    row = length * max(dim, width, 1) if gathers else m
+    step = max(1, _AT_A_TIME // max(1, batch * heads * row))
     parts = []
     for start in range(0, max(n, 1), step):
-        rows = slice(start, min(start + step, n))
-        number = first[:, :, rows, None] + torch.arange(length, device=query.device)
-        inside = (number >= 0) & (number < m)
-        number = number.clamp(0, max(m - 1, 0)) if m else number[..., :0]
-        inside = inside[..., : number.shape[-1]] & seen(rows, number)
-        keys, values = (taken(x, number.flatten(2)).unflatten(2, number.shape[2:]) for x in (key, value))
-        scores = (keys @ query[:, :, rows, :, None]).squeeze(-1) / math.sqrt(max(dim, 1))
-        part = partial_softmax(scores.masked_fill(~inside, -torch.inf)[..., None, :], values)
-        parts.append(Partial(part.mean.squeeze(-2), part.log_total.squeeze(-1)))
+        rows = slice(start, start + step)
+        first, end = (x[:, :, rows, None] for x in (low, high))
+        number = torch.arange(length if gathers else m, device=query.device)
+        number = first + number if gathers else number
+        seen = (number >= first) & (number < end)
+        seen = seen if without is None else seen & (number != without[:, :, rows, None])
+        if gathers:
+            seen = seen & (number >= 0) & (number < m)
+            number = number.clamp(0, m - 1)
+            keys, values = (taken(x, number.flatten(2)).unflatten(2, number.shape[2:]) for x in (key, value))
+            scores = (keys @ query[:, :, rows, :, None]).mT.masked_fill(~seen[..., None, :], -torch.inf)
+            part = partial_softmax(scores, values)
+            part = Partial(part.mean.squeeze(-2), part.log_total.squeeze(-1))
+        else:
+            part = partial_softmax((query[:, :, rows] @ key.mT).masked_fill(~seen, -torch.inf), value)
+        parts.append(part)
+    if len(parts) == 1:
+        return parts[0]
     return Partial(torch.cat([one.mean for one in parts], 2), torch.cat([one.log_total for one in parts], 2))
 
 

@@ -79,15 +79,14 @@ def reformer_rounds_attention(
 
 def _one_round(query: Tensor, key: Tensor, value: Tensor, code: Tensor, length: int, is_causal: bool) -> Partial:
     """The tokens of a query's bucket that are fewer than `length` places away, without itself."""
+    code = code.contiguous()
     sorted_code, order = code.sort(dim=-1, stable=True)
     place = order.argsort(dim=-1)
-
-    def seen(rows: slice, number: Tensor) -> Tensor:
-        same = sorted_code.gather(2, number.flatten(2)).unflatten(2, number.shape[2:]) == code[:, :, rows, None]
-        return same & (number != place[:, :, rows, None])
-
+    bottom, top = (torch.searchsorted(sorted_code, code, right=right) for right in (False, True))
+    low = torch.maximum(place - (length - 1), bottom)
+    high = place if is_causal else torch.minimum(place + length, top)
     run = length if is_causal else 2 * length - 1
-    return softmax_of_runs(query, taken(key, order), taken(value, order), place - (length - 1), run, seen)
+    return softmax_of_runs(query, taken(key, order), taken(value, order), low, high, run, without=place)
 
 
 def reformer_rounds_weights(query: Tensor, key: Tensor, seen: Tensor, *, hasher: Hasher | None, chunk: int) -> Tensor:

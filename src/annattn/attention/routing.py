@@ -94,10 +94,9 @@ def _nearest_clusters(
     horizon = torch.arange(n, device=key.device) + m - n
     last = torch.searchsorted(ranks, mine * m + horizon, right=True)
     bottom = torch.searchsorted(ranks, mine * m)
-    found = softmax_of_runs(
-        query, taken(key, order), taken(value, order), last - window, window,
-        lambda rows, number: (number >= bottom[:, :, rows, None]) & (horizon[rows, None] >= 0),
-    )  # fmt: skip
+    first = torch.maximum(last - window, bottom)
+    last = torch.where(horizon >= 0, last, first)  # a query before the first key
+    found = softmax_of_runs(query, taken(key, order), taken(value, order), first, last, window)
     return found.mean
 
 

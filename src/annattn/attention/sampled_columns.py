@@ -88,10 +88,9 @@ def blocks_and_columns(
     count = live.sum(-1, keepdim=True)
     low, high = (torch.searchsorted(ranks, query_rank.contiguous(), right=right) for right in (False, True))
     own_block = torch.minimum((low + high) // 2, (count - 1).clamp(min=0)) // block
-    near = softmax_of_runs(
-        query, taken(key, order), taken(value, order), own_block * block, block,
-        lambda rows, number: number < count[..., None],
-    )  # fmt: skip
+    first = own_block * block
+    last = torch.minimum(first + block, count)
+    near = softmax_of_runs(query, taken(key, order), taken(value, order), first, last, block)
     of_place = (torch.arange(m, device=key.device) // block).expand_as(order)
     block_of_key = torch.zeros_like(order).scatter(-1, order, of_place)
     outside = block_of_key.gather(-1, columns)[..., None, :] != own_block[..., None]
