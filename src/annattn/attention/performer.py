@@ -61,7 +61,7 @@ class PerformerFeatures(FeatureMap):
         return torch.exp(self._powers(x) - self.shift) + self.epsilon * math.exp(-self.shift)
 
     def _powers(self, x: Tensor) -> Tensor:
-        x = x / self.dim**0.25
+        x = (x / self.dim**0.25).contiguous()  # products of other layouts are rounded in another way
         return x @ self.directions.to(x).T - x.square().sum(-1, keepdim=True) / 2
 
 
