@@ -2,12 +2,15 @@
 
 import json
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
+from annattn.attention import BasedConfig, BasedFeatures, PerformerConfig
 from annattn.experiments import RECIPES, Error, grid, reproduce
+from annattn.experiments.recipes import STATES, recall_state_recipe
 from annattn.experiments.reproduce import EXPERIMENTS, PROFILES, ExperimentContext, Finding, Profile
 from annattn.nn import AnnaConfig, Transformer
 
@@ -16,6 +19,7 @@ FIGURES = {
     "match2_paper": ["match2_paper.svg"],
     "families": ["families.svg"],
     "induction_heads": ["induction_direct.svg", "induction_latest.svg", "induction_paper.svg"],
+    "recall_state": ["recall_state.svg"],
 }
 
 
@@ -59,6 +63,24 @@ def test_z_is_chosen_on_other_sequences_than_it_is_measured_on(tmp_path, monkeyp
     assert reproduce._hash_choices((32, 4)) == [
         (AnnaConfig("hyperplane", 32, a), AnnaConfig("hyperplane", 4, b)) for a in range(1, 5) for b in range(1, 5)
     ]
+
+
+def test_recall_with_a_state_differs_in_layer_2_alone_and_names_its_features():
+    made = {title: recall_state_recipe(16, mechanism) for title, mechanism in STATES.items()}
+    near = made["softmax"].model.attention[0]
+    for title, recipe in made.items():
+        assert recipe.model == replace(made["softmax"].model, attention=(near, STATES[title]))
+        assert recipe.task_options == made["softmax"].task_options
+        assert (recipe.steps, recipe.batch, recipe.rate) == (1500, 16, 3e-3)
+        assert {one for stage in recipe.stages for one in stage.attention[:1]} == {near}
+    x, counts = torch.ones(1, 64 // 2), {}
+    for title, mechanism in STATES.items():
+        if isinstance(mechanism, PerformerConfig):
+            counts[title] = mechanism.features(32, seed=0).query(x).shape[-1]
+        elif isinstance(mechanism, BasedConfig):
+            counts[title] = BasedFeatures().query(x[:, : mechanism.feature_dim]).shape[-1]
+    assert set(counts) == set(STATES) - {"softmax", "ANNA"}
+    assert all(f"{count:,} features" in title for title, count in counts.items())
 
 
 def test_what_was_asked_decides():

@@ -25,14 +25,14 @@ def reproduce(
 
     Models that are finished in the folder are not trained again, so a stopped run continues where it was. On two cores
     the quick profile takes about a quarter of an hour for the paper's two figures, trained as in the paper and trained
-    directly. It leaves out families, k_hop, k_hop_16, ablations and recall, which take up to an hour each, unless they
-    are named. The full profile takes days.
+    directly. It leaves out families, k_hop, k_hop_16, ablations, recall and recall_state, which take up to an hour
+    each, unless they are named. The full profile takes days.
 
     Example: annattn reproduce match2_direct induction_heads --folder results
 
     Args:
-        names: any of match2_paper, match2_direct, induction_heads, betas, families, k_hop, k_hop_16, ablations
-            and recall; by default those of the profile.
+        names: any of match2_paper, match2_direct, induction_heads, betas, families, k_hop, k_hop_16, ablations,
+            recall and recall_state; by default those of the profile.
         profile: quick for short runs; full for all runs with the paper's numbers of steps and its whole grid.
         folder: where runs, numbers (JSON) and figures (SVG) go, in one folder per profile.
         as_json: print the findings as JSON.

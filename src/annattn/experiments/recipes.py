@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from annattn.attention import BasedConfig, PerformerConfig
 from annattn.experiments.recipe import Recipe, Stage
 from annattn.nn import (
     AnnaConfig,
@@ -16,7 +17,7 @@ from annattn.nn import (
 )
 from annattn.tasks import AssociativeRecall, InductionHeads, KHop, Match2, Task
 
-__all__ = ["RECIPES"]
+__all__ = ["RECIPES", "STATES", "recall_state_recipe"]
 
 
 _MATCH2: dict[str, Any] = {"n": 32, "modulus": 37}
@@ -195,6 +196,48 @@ def _recall_anna() -> Recipe:
 
 def _recall_like(mechanism: AttentionConfig) -> Recipe:
     return _recall((Stage(_recall_anna().steps, (mechanism,) * 2),), (mechanism,) * 2)
+
+
+_STATE_STEPS = 1500
+STATES: dict[str, AttentionConfig] = {
+    "ANNA": AnnaConfig("hyperplane", 16, 8),
+    "softmax": SoftmaxConfig(beta=16.0),
+    **{f"Performer, {count} features": PerformerConfig(count) for count in (16, 64, 256)},
+    **{f"Based, {1 + dim + dim**2:,} features": BasedConfig(dim) for dim in (8, 32)},
+}
+"""What remembers the pairs in `recall_state_recipe`, by its name in the figure. Features are those of one head."""
+
+
+def recall_state_recipe(pairs: int, second: AttentionConfig) -> Recipe:
+    """Associative recall of this many pairs, four tokens per pair, with this mechanism in layer 2.
+
+    Layer 1, which takes a value to its key, is softmax for every mechanism. So they differ only in what they keep of
+    the pairs. ANNA is trained with average collisions first, then with more and more of their noise.
+
+    >>> recall_state_recipe(8, BasedConfig(8)).make_task().n
+    32
+    """
+    options: dict[str, Any] = {"n": 4 * pairs, "pairs": pairs, "keys": 128, "values": 32}
+    places: dict[str, Any] = {"heads": 2, "positions": "none", "rotary": (True, False), "identity_init": True}
+    near = SoftmaxConfig(beta=16.0)
+
+    def stage(share: float, mechanism: AttentionConfig, noise: tuple[float, float] = (1.0, 1.0)) -> Stage:
+        return Stage(round(share * _STATE_STEPS), (near, mechanism), noise)
+
+    stages: tuple[Stage, ...] = (stage(1.0, second),)
+    if isinstance(second, AnnaConfig):
+        few, all_hashes = (SampledCollisionConfig("hyperplane", second.tables, z) for z in (6, second.hashes))
+        average = ExpectedCollisionConfig("hyperplane", 6)
+        stages = (stage(0.5, average), stage(0.25, few, (0.0, 0.9)), stage(0.25, all_hashes, (0.9, 1.0)))
+    task = AssociativeRecall(**options)
+    return Recipe(
+        task="associative_recall",
+        task_options=options,
+        model=_model(task, (near, second), **places),
+        stages=stages,
+        batch=16,
+        rate=3e-3,
+    )
 
 
 RECIPES: dict[str, Recipe] = {

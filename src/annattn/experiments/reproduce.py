@@ -8,12 +8,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from annattn.experiments.evaluation import Error, grid, measure
 from annattn.experiments.figures import heat_map, lines
 from annattn.experiments.recipe import Recipe
-from annattn.experiments.recipes import RECIPES
+from annattn.experiments.recipes import RECIPES, STATES, recall_state_recipe
 from annattn.experiments.training import train
 from annattn.files import write_json
 from annattn.nn import AnnaConfig, AttentionConfig, LatestMatchConfig, Transformer
@@ -86,7 +87,7 @@ PROFILES: dict[str, Profile] = {
         3,
         (32, 64, 96),
         (4, 16, 32),
-        leaves_out=("families", "k_hop", "k_hop_16", "ablations", "recall"),
+        leaves_out=("families", "k_hop", "k_hop_16", "ablations", "recall", "recall_state"),
     ),
     "full": Profile(_FULL, 1.0, 10, 256, 10, tuple(range(32, 97, 8)), tuple(range(4, 33, 4))),
 }
@@ -354,6 +355,25 @@ def recall(context: ExperimentContext) -> list[Finding]:
     return context.write("recall", findings, data)
 
 
+def recall_state(context: ExperimentContext) -> list[Finding]:
+    """Recall of 4 to 32 pairs: ANNA beside low rank, whose state has a fixed size, with few and with many features."""
+    pairs, seeds, series, findings = (4, 8, 16, 32), 3, {}, []
+    for title, mechanism in STATES.items():
+        points = []
+        for count in pairs:
+            recipe, found = recall_state_recipe(count, mechanism), []
+            for seed in range(seeds):
+                model = context.model(f"recall_state {title} {count}", seed=seed, recipe=recipe)
+                found += context.errors(model, recipe.make_task(), [recipe.model.attention])
+            means = [one.mean for one in found]
+            points.append((float(np.mean(means)), float(np.std(means))))
+            findings.append(Finding(f"{title}, {count} pairs", points[-1][0], spread=points[-1][1]))
+        series[title] = points
+    figure = context.folder / "recall_state.svg"
+    lines(figure, "Recall", pairs, series, x_label="pairs to remember", of="seeds", log=True)
+    return context.write("recall_state", findings, {"pairs": list(pairs), "seeds": seeds, "series": series})
+
+
 EXPERIMENTS: dict[str, Callable[[ExperimentContext], list[Finding]]] = {
     "match2_paper": match2_paper,
     "match2_direct": match2_direct,
@@ -364,6 +384,7 @@ EXPERIMENTS: dict[str, Callable[[ExperimentContext], list[Finding]]] = {
     "k_hop_16": k_hop_16,
     "ablations": ablations,
     "recall": recall,
+    "recall_state": recall_state,
 }
 
 
