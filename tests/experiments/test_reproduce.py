@@ -19,7 +19,6 @@ FIGURES = {
     "match2_paper": ["match2_paper.svg"],
     "families": ["families.svg"],
     "induction_heads": ["induction_direct.svg", "induction_latest.svg", "induction_paper.svg"],
-    "recall_state": ["recall_state.svg"],
 }
 
 

@@ -10,16 +10,9 @@ __all__ = ["heat_map", "lines"]
 
 
 def lines(
-    path: Path,
-    title: str,
-    counts: Sequence[int],
-    series: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    x_label: str,
-    of: str = "draws",
-    log: bool = False,
+    path: Path, title: str, tables: Sequence[int], series: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str
 ) -> Path:
-    """Mean error over a count, such as that of tables: one line per series, the first with its spread as a band.
+    """Mean error over the number of tables, one line per series, with its spread as a band; the first stands out.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -30,7 +23,7 @@ def lines(
     drawn = [
         Line(
             name,
-            [(n, mean) for n, (mean, _) in zip(counts, points, strict=True)],
+            [(n, mean) for n, (mean, _) in zip(tables, points, strict=True)],
             kind="accent" if name == first else "plain",
             spread=[spread for _, spread in points] if name == first else (),
         )
@@ -39,8 +32,7 @@ def lines(
     top = max(mean + spread for points in series.values() for mean, spread in points)
     step = next(step for step in (0.02, 0.05, 0.1, 0.2, 0.5) if top <= 6 * step)
     ticks = [(step * k, f"{step * k:g}") for k in range(math.ceil(top / step) + 1)]
-    x = Axis(x_label, [(n, str(n)) for n in counts], log=log)
-    y = Axis(f"{title}: error, mean of the {of}", ticks)
+    x, y = Axis(x_label, [(n, str(n)) for n in tables]), Axis(f"{title}: error, mean of the draws", ticks)
     return write_figure(
         lambda theme: chart(drawn, x, y, title=title, description=x_label, width=760, height=380, theme=theme), path
     )

@@ -205,7 +205,7 @@ STATES: dict[str, AttentionConfig] = {
     **{f"Performer, {count} features": PerformerConfig(count) for count in (16, 64, 256)},
     **{f"Based, {1 + dim + dim**2:,} features": BasedConfig(dim) for dim in (8, 32)},
 }
-"""What remembers the pairs in `recall_state_recipe`, by its name in the figure. Features are those of one head."""
+"""What remembers the pairs in `recall_state_recipe`, by its name in the table. Features are those of one head."""
 
 
 def recall_state_recipe(pairs: int, second: AttentionConfig) -> Recipe:
