@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
@@ -70,6 +71,18 @@ def test_the_frontier_is_drawn_through_whoever_nobody_beats(comparison):
     best = ["softmax", "anna_paper", "anna_direct", "latest_match", "window_anna"]
     assert "On the frontier: " + ", ".join(CONTENDERS[name].title.replace("'", "&#x27;") for name in best) in text
     assert text.count("<circle") == 15
+
+
+@pytest.mark.parametrize("micros", [0.15, 1.0, 4.7, 19.0, 21.4, 46.0, 101.0])
+def test_no_point_is_outside_of_the_axes(comparison, micros):
+    comparison["costs"]["contenders"]["hyper"]["seconds_per_token"]["16384"] = micros * 1e-6
+    text = frontier_chart(comparison, is_causal=True, width=760)
+    assert text is not None
+    left, right = min(map(float, re.findall(r'd="M([\d.]+) [\d.]+H', text))), 760 - 16
+    centres = [float(x) for x in re.findall(r'<circle[^>]* cx="(-?[\d.]+)"', text)]
+    assert len(centres) == 15
+    assert left <= min(centres)
+    assert max(centres) <= right
 
 
 def test_there_is_no_chart_before_a_column_is_complete(comparison):

@@ -82,9 +82,8 @@ def _one_round(query: Tensor, key: Tensor, value: Tensor, code: Tensor, length: 
     code = code.contiguous()
     sorted_code, order = code.sort(dim=-1, stable=True)
     place = order.argsort(dim=-1)
-    bottom, top = (torch.searchsorted(sorted_code, code, right=right) for right in (False, True))
-    low = torch.maximum(place - (length - 1), bottom)
-    high = place if is_causal else torch.minimum(place + length, top)
+    low = torch.maximum(place - (length - 1), torch.searchsorted(sorted_code, code))
+    high = place if is_causal else torch.minimum(place + length, torch.searchsorted(sorted_code, code, right=True))
     run = length if is_causal else 2 * length - 1
     return softmax_of_runs(query, taken(key, order), taken(value, order), low, high, run, without=place)
 

@@ -102,9 +102,10 @@ def frontier_chart(comparison: Mapping[str, Any], *, is_causal: bool, width: int
         for name, at in points.items()
     ]
     costs, errors = [at[0] for at in points.values()], [at[1] for at in points.values()]
-    low, high = math.floor(math.log10(min(costs)) * 3) / 3, math.ceil(math.log10(max(costs)) * 3) / 3
     ticks = [value for d in range(-2, 4) for value in (10.0**d, 2 * 10.0**d, 5 * 10.0**d)]
-    ticks = [value for value in ticks if 10**low / 2.1 <= value <= 10**high * 2.1]
+    first = max((value for value in ticks if value <= min(costs)), default=ticks[0])
+    last = min((value for value in ticks if value >= max(costs)), default=ticks[-1])
+    ticks = [value for value in ticks if first <= value <= last]
     top = max(0.1, math.ceil(10 * max(errors)) / 10)
     step = 0.1 if top <= 0.6 else 0.2
     title = ", ".join(panel_columns(comparison, is_causal=is_causal).values())
