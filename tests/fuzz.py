@@ -40,7 +40,7 @@ class _Until:
 
 
 def fuzz(minutes: float, seed: int) -> int:
-    """Fuzz for some minutes from a seed on; returns 0, or 1 after the first failure, which is printed."""
+    """Fuzz for some minutes from a seed on; returns 0, or 1 after a failure or if no test ran, which is printed."""
     deadline = time.monotonic() + 60 * minutes
     os.chdir(ROOT)
     ran, number = 0, seed
@@ -63,6 +63,9 @@ def fuzz(minutes: float, seed: int) -> int:
                 return 1
         if time.monotonic() > deadline:
             break
+    if not ran:
+        sys.stdout.write("no property test ran in this time; give it more: make fuzz MINUTES=1\n")
+        return 1
     sys.stdout.write(f"seeds {seed} to {number}: {ran} property tests, no failure\n")
     return 0
 

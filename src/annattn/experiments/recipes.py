@@ -1,5 +1,6 @@
 """The recipes behind the figures, by name."""
 
+from collections.abc import Callable
 from typing import Any
 
 from annattn.attention import BasedConfig, PerformerConfig
@@ -17,7 +18,7 @@ from annattn.nn import (
 )
 from annattn.tasks import AssociativeRecall, InductionHeads, KHop, Match2, Task
 
-__all__ = ["RECIPES", "STATES", "recall_state_recipe"]
+__all__ = ["RECIPES", "STATES", "recall_state_recipe", "wide_then_noisy"]
 
 
 _MATCH2: dict[str, Any] = {"n": 32, "modulus": 37}
@@ -166,13 +167,20 @@ def _k_hop_16() -> Recipe:
     )
 
 
-def _recall(stages: tuple[Stage, ...], attention: tuple[AttentionConfig, ...]) -> Recipe:
-    options: dict[str, Any] = {"n": 256, "pairs": 64, "keys": 4096, "values": 64}
-    places: dict[str, Any] = {"length": 16_384, "positions": "none", "rotary": (True, False), "identity_init": True}
+_RECALL: dict[str, Any] = {"n": 256, "pairs": 64, "keys": 4096, "values": 64}
+
+
+def _recall(
+    stages: tuple[Stage, ...],
+    attention: tuple[AttentionConfig, ...],
+    options: dict[str, Any] = _RECALL,
+    **model: Any,
+) -> Recipe:
+    places: dict[str, Any] = {"positions": "none", "rotary": (True, False), "identity_init": True}
     return Recipe(
         task="associative_recall",
         task_options=options,
-        model=_model(AssociativeRecall(**options), attention, **places),
+        model=_model(AssociativeRecall(**options), attention, **places, **model),
         stages=stages,
         batch=16,
         rate=3e-3,
@@ -191,14 +199,36 @@ def _recall_anna() -> Recipe:
         Stage(500, sampled(16), (0.9, 0.9)),
     )
     # At 16,384 tokens there are 64 times as many keys to meet by chance as in training, which takes even more hashes.
-    return _recall(stages, (AnnaConfig("hyperplane", 32, 28), AnnaConfig("hyperplane", 16, 28)))
+    return _recall(stages, (AnnaConfig("hyperplane", 32, 28), AnnaConfig("hyperplane", 16, 28)), length=16_384)
 
 
 def _recall_like(mechanism: AttentionConfig) -> Recipe:
-    return _recall((Stage(_recall_anna().steps, (mechanism,) * 2),), (mechanism,) * 2)
+    return _recall((Stage(_recall_anna().steps, (mechanism,) * 2),), (mechanism,) * 2, length=16_384)
 
 
-_STATE_STEPS = 1500
+def wide_then_noisy(
+    steps: int, average: tuple[AttentionConfig, ...], sampled: Callable[[int], tuple[AttentionConfig, ...]], hashes: int
+) -> tuple[Stage, ...]:
+    """Average collisions first, whose gradient reaches pairs at right angles; then more and more of their noise.
+
+    Args:
+        steps: a half of them for the average, and two quarters for samples.
+        average: mechanisms of all layers for the first half.
+        sampled: those for the rest, given the number of hashes: 6, and then `hashes`.
+        hashes: the number that the model runs with.
+
+    >>> layers = (ExpectedCollisionConfig("hyperplane", 6),)
+    >>> [stage.steps for stage in wide_then_noisy(10, layers, lambda z: (SampledCollisionConfig(hashes=z),), 8)]
+    [5, 2, 3]
+    """
+    first, second = steps // 2, steps // 4
+    return (
+        Stage(first, average),
+        Stage(second, sampled(6), (0.0, 0.9)),
+        Stage(steps - first - second, sampled(hashes), (0.9, 1.0)),
+    )
+
+
 STATES: dict[str, AttentionConfig] = {
     "ANNA": AnnaConfig("hyperplane", 16, 8),
     "softmax": SoftmaxConfig(beta=16.0),
@@ -217,27 +247,18 @@ def recall_state_recipe(pairs: int, second: AttentionConfig) -> Recipe:
     >>> recall_state_recipe(8, BasedConfig(8)).make_task().n
     32
     """
-    options: dict[str, Any] = {"n": 4 * pairs, "pairs": pairs, "keys": 128, "values": 32}
-    places: dict[str, Any] = {"heads": 2, "positions": "none", "rotary": (True, False), "identity_init": True}
-    near = SoftmaxConfig(beta=16.0)
-
-    def stage(share: float, mechanism: AttentionConfig, noise: tuple[float, float] = (1.0, 1.0)) -> Stage:
-        return Stage(round(share * _STATE_STEPS), (near, mechanism), noise)
-
-    stages: tuple[Stage, ...] = (stage(1.0, second),)
+    near, steps = SoftmaxConfig(beta=16.0), 1500
+    stages: tuple[Stage, ...] = (Stage(steps, (near, second)),)
     if isinstance(second, AnnaConfig):
-        few, all_hashes = (SampledCollisionConfig("hyperplane", second.tables, z) for z in (6, second.hashes))
-        average = ExpectedCollisionConfig("hyperplane", 6)
-        stages = (stage(0.5, average), stage(0.25, few, (0.0, 0.9)), stage(0.25, all_hashes, (0.9, 1.0)))
-    task = AssociativeRecall(**options)
-    return Recipe(
-        task="associative_recall",
-        task_options=options,
-        model=_model(task, (near, second), **places),
-        stages=stages,
-        batch=16,
-        rate=3e-3,
-    )
+        average, tables = ExpectedCollisionConfig("hyperplane", 6), second.tables
+        stages = wide_then_noisy(
+            steps,
+            (near, average),
+            lambda hashes: (near, SampledCollisionConfig("hyperplane", tables, hashes)),
+            second.hashes,
+        )
+    options: dict[str, Any] = {"n": 4 * pairs, "pairs": pairs, "keys": 128, "values": 32}
+    return _recall(stages, (near, second), options, heads=2)
 
 
 RECIPES: dict[str, Recipe] = {

@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from annattn.experiments.evaluation import Error, grid, measure
@@ -359,12 +358,12 @@ def recall_state(context: ExperimentContext) -> list[Finding]:
     """Recall of 16 and 32 pairs: ANNA beside low rank, whose state has a fixed size, with few and many features."""
     findings, data = [], {}
     for (title, mechanism), pairs in product(STATES.items(), (16, 32)):
-        recipe, name, found = recall_state_recipe(pairs, mechanism), f"{title}, {pairs} pairs", []
+        recipe, name, means = recall_state_recipe(pairs, mechanism), f"{title}, {pairs} pairs", []
         for seed in range(3):
             model = context.model(f"recall_state {title} {pairs}", seed=seed, recipe=recipe)
-            found += context.errors(model, recipe.make_task(), [recipe.model.attention])
-        data[name] = [one.mean for one in found]
-        findings.append(Finding(name, float(np.mean(data[name])), spread=float(np.std(data[name]))))
+            means += [one.mean for one in context.errors(model, recipe.make_task(), [recipe.model.attention])]
+        data[name], of_seeds = means, Error(tuple(means))
+        findings.append(Finding(name, of_seeds.mean, spread=of_seeds.spread))
     return context.write("recall_state", findings, data)
 
 

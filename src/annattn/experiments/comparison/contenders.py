@@ -25,6 +25,7 @@ from annattn.attention import (
     WindowConfig,
 )
 from annattn.experiments.recipe import Stage
+from annattn.experiments.recipes import wide_then_noisy
 
 __all__ = ["CONTENDERS", "Contender", "Kind", "reach"]
 
@@ -106,18 +107,12 @@ def _numbers_of_hashes(layers: int, n: int) -> list[Layers]:
     return [(AnnaConfig("hyperplane", _TABLES, z),) * layers for z in (1, 2, 4, 8)]
 
 
-def _wide_then_noisy(steps: int, layers: int, sampled: Callable[[int], Layers]) -> tuple[Stage, ...]:
-    """Average collisions first, whose gradient reaches pairs at right angles; then more and more of their noise."""
-    first, second = steps // 2, steps // 4
-    return (
-        Stage(first, (ExpectedCollisionConfig("hyperplane", 6),) * layers),
-        Stage(second, sampled(6), (0.0, 0.9)),
-        Stage(steps - first - second, sampled(_HASHES), (0.9, 1.0)),
-    )
+def _trained_directly(steps: int, layers: int, sampled: Callable[[int], Layers]) -> tuple[Stage, ...]:
+    return wide_then_noisy(steps, (ExpectedCollisionConfig("hyperplane", 6),) * layers, sampled, _HASHES)
 
 
 def _direct(steps: int, layers: int, n: int) -> tuple[Stage, ...]:
-    return _wide_then_noisy(
+    return _trained_directly(
         steps, layers, lambda hashes: (SampledCollisionConfig("hyperplane", _TABLES, hashes),) * layers
     )
 
@@ -133,7 +128,7 @@ def _latest(steps: int, layers: int, n: int) -> tuple[Stage, ...]:
         later = (SampledLatestConfig("hyperplane", _TABLES, hashes),) * (layers - 1)
         return SampledCollisionConfig("hyperplane", _TABLES, hashes), *later
 
-    return _wide_then_noisy(steps, layers, sampled)
+    return _trained_directly(steps, layers, sampled)
 
 
 def _hyper(columns: bool) -> Callable[[int, int, int], Layers]:
